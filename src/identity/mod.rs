@@ -1,0 +1,101 @@
+//! Who is limited.
+//!
+//! An [`Identify`] reads a request's head and writes who is asking into a
+//! [`Key`](crate::Key). [`ClientIp`] is the default; others read a header, an
+//! extension that the authentication layer left, the route, or several of
+//! them. A closure works too.
+
+mod client_ip;
+mod composite;
+mod explain;
+mod forwarded;
+mod head;
+mod parts;
+
+pub use self::client_ip::{ClientIp, ClientIpError};
+pub use self::composite::{All, FirstOf};
+pub use self::explain::{Explanation, Hop, HopVerdict};
+pub use self::head::RequestHead;
+pub use self::parts::{Constant, Extension, Header, Host, Method, Route};
+
+use crate::key::KeyBuilder;
+
+/// Reads from a request who is asking.
+///
+/// Implemented by the types of this module and by closures that return the
+/// name of a verified principal:
+///
+/// ```
+/// use tower_ratelimit::identity::{Identify, RequestHead};
+///
+/// #[derive(Clone)]
+/// struct Tenant(String);
+///
+/// fn by_tenant(head: &RequestHead<'_>) -> Option<String> {
+///     head.extensions().get::<Tenant>().map(|tenant| tenant.0.clone())
+/// }
+/// fn takes(_: impl Identify) {}
+/// takes(by_tenant);
+/// ```
+pub trait Identify: Send + Sync + 'static {
+    /// Appends the identity to `key`, or leaves `key` as it was and answers
+    /// that the request does not say who is asking.
+    fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified;
+}
+
+/// What [`Identify::identify`] found.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Identified {
+    /// The key with the identity appended, and what was odd about the request.
+    Known(KeyBuilder, Notes),
+    /// The request does not say; the key as it was given.
+    Missing(KeyBuilder),
+}
+
+impl<F> Identify for F
+where
+    F: Fn(&RequestHead<'_>) -> Option<String> + Send + Sync + 'static,
+{
+    fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
+        match self(head) {
+            Some(name) if !name.trim().is_empty() => Identified::Known(key.principal(name), Notes::default()),
+            _ => Identified::Missing(key),
+        }
+    }
+}
+
+/// What was odd about a request's address: for the operator, not the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Notes(u8);
+
+impl Notes {
+    /// No peer address: every such request shares one bucket.
+    pub const NO_PEER: Self = Self(1);
+    /// A forwarding header came from a private peer that is not trusted.
+    pub const UNTRUSTED_FORWARDED: Self = Self(1 << 1);
+    /// The request reached the balancer without passing the configured CDN.
+    pub const PAST_CDN: Self = Self(1 << 2);
+    /// Fewer forwarding entries than configured hops.
+    pub const SHORT_CHAIN: Self = Self(1 << 3);
+    /// A forwarding entry that could not be read ended the walk.
+    pub const UNREADABLE: Self = Self(1 << 4);
+
+    /// Both.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether all of `other` is in this.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether there is nothing to say.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}

@@ -1,0 +1,347 @@
+//! The text under which an identity is counted.
+//!
+//! A [`Key`] is bounded, so a client cannot make the limiter store or send
+//! much; escaped, so it cannot move a Redis hash tag or run one part into
+//! another; and injective: two identities that differ have two keys. It knows
+//! nothing of HTTP.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use arrayvec::ArrayString;
+use hmac::{Hmac, KeyInit, Mac};
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
+use sha2::{Digest, Sha256};
+
+/// The longest key text in bytes. What would be longer is hashed.
+pub const MAX_KEY_LEN: usize = 128;
+
+/// A first part up to this length stays readable in front of the hash of the
+/// rest: keys that are checked together share their first part, and with it
+/// their Redis Cluster slot.
+const MAX_READABLE_FIRST: usize = MAX_KEY_LEN - 1 - "sha256=".len() - HEX_DIGEST_LEN;
+
+/// 128 bits of a digest, in hexadecimal.
+const HEX_DIGEST_LEN: usize = 32;
+
+/// Escaped in every value. `:` separates parts, `=` ends a kind, braces mark a
+/// hash tag, `%` is the escape itself.
+const ESCAPED: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'%')
+    .add(b':')
+    .add(b'=')
+    .add(b'{')
+    .add(b'}');
+
+/// A bare principal behind the first part also loses its `/`, which is how an
+/// IPv6 network in front of it is told from a principal.
+const ESCAPED_LATER: &AsciiSet = &ESCAPED.add(b'/');
+
+/// Who is limited, as the text that is counted.
+///
+/// Built from parts with [`Key::builder`], or from one with [`Key::ip`] and
+/// [`Key::principal`]. Its text is at most [`MAX_KEY_LEN`] bytes of printable
+/// ASCII. `Debug` shows a short hash, never the text.
+///
+/// ```
+/// use tower_ratelimit::Key;
+///
+/// let key = Key::builder().ip("203.0.113.9".parse()?).principal("ann").finish();
+/// assert_eq!(key.as_str(), "203.0.113.9:ann");
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    text: ArrayString<MAX_KEY_LEN>,
+    first_len: u8,
+    blockable: bool,
+}
+
+impl Key {
+    /// The key of one address, in its canonical text. An IPv4-mapped IPv6
+    /// address is its IPv4 address; an IPv6 address is grouped by /64.
+    pub fn ip(ip: IpAddr) -> Self {
+        Self::builder().ip(ip).finish()
+    }
+
+    /// The key of a verified principal: a user, a client id, an account.
+    pub fn principal(name: impl AsRef<[u8]>) -> Self {
+        Self::builder().principal(name).finish()
+    }
+
+    /// Starts a key of several parts.
+    pub fn builder() -> KeyBuilder {
+        KeyBuilder::default()
+    }
+
+    /// The text. It may hold an address or an account name: do not log it.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// This key, never to be blocked by a policy's `block_for`.
+    pub(crate) fn never_blocked(mut self) -> Self {
+        self.blockable = false;
+        self
+    }
+
+    pub(crate) fn is_blockable(&self) -> bool {
+        self.blockable
+    }
+
+    /// The first part and the rest, for the hash tag of keys that are checked
+    /// together.
+    pub(crate) fn split_first(&self) -> (&str, &str) {
+        self.text.split_at(usize::from(self.first_len))
+    }
+
+    /// A short hash of the text, for logs: enough to tell two clients apart,
+    /// the same on every replica.
+    pub fn redacted(&self) -> impl fmt::Display + use<> {
+        Fingerprint(Sha256::digest(self.text.as_bytes())[..4].try_into().unwrap_or([0; 4]))
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.redacted())
+    }
+}
+
+struct Fingerprint([u8; 4]);
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{:08x}", u32::from_be_bytes(self.0))
+    }
+}
+
+/// A secret of the deployment, the same on every replica, with which secret
+/// values are hashed into keys. `Debug` does not show it.
+#[derive(Clone)]
+pub struct KeySecret(Hmac<Sha256>);
+
+impl KeySecret {
+    /// From any bytes; 32 random ones are a good choice.
+    pub fn new(secret: impl AsRef<[u8]>) -> Self {
+        #[expect(clippy::expect_used, reason = "HMAC takes a key of any length")]
+        Self(Hmac::new_from_slice(secret.as_ref()).expect("a key of any length"))
+    }
+}
+
+impl fmt::Debug for KeySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeySecret(..)")
+    }
+}
+
+/// Builds a [`Key`] part by part.
+///
+/// | part | text |
+/// |---|---|
+/// | [`ip`](Self::ip) | `203.0.113.9`, `2001:db8:1:2::/64`; behind another part `ip=...` |
+/// | [`principal`](Self::principal) | the name; if it parses as an address its first byte is escaped |
+/// | [`named`](Self::named) | `<kind>=<value>` |
+/// | [`secret`](Self::secret) | `sha256.<kind>=<hex>`, with a deployment secret `hmac.<kind>=<hex>` |
+/// | [`missing`](Self::missing), or an empty value | `none=`, which no value equals |
+///
+/// Parts are joined by `:`. In every part but an address, braces, `:`, `=`,
+/// `%`, space, control and non-ASCII bytes become `%XX`. A text over
+/// [`MAX_KEY_LEN`] bytes becomes its first part and `sha256=<hex>`.
+#[derive(Clone, Default)]
+#[must_use = "a key is built by `finish`"]
+pub struct KeyBuilder {
+    text: ArrayString<MAX_KEY_LEN>,
+    first_len: Option<usize>,
+    /// Set once the text was too long: the digest of all that was written.
+    overflow: Option<Sha256>,
+    never_block: bool,
+}
+
+impl KeyBuilder {
+    /// An address: IPv4 whole, IPv6 grouped by /64.
+    pub fn ip(self, ip: IpAddr) -> Self {
+        self.network(ip, 32, 64)
+    }
+
+    /// An address grouped by prefix length: `ipv4_prefix` up to 32 and
+    /// `ipv6_prefix` up to 128. Longer prefixes are cut to those.
+    pub fn network(mut self, ip: IpAddr, ipv4_prefix: u8, ipv6_prefix: u8) -> Self {
+        use fmt::Write as _;
+        let ip = ip.to_canonical();
+        let is_first = self.is_empty();
+        self.separate();
+        if !is_first {
+            self.push("ip=");
+        }
+        let (prefix, whole) = match ip {
+            IpAddr::V4(_) => (ipv4_prefix.min(32), ipv4_prefix >= 32),
+            IpAddr::V6(_) => (ipv6_prefix.min(128), false),
+        };
+        // Neither fails: the prefix is in range and the text fits.
+        if whole {
+            let _ = write!(Pushed(&mut self), "{ip}");
+        } else if let Ok(network) = ipnet::IpNet::new(ip, prefix) {
+            let _ = write!(Pushed(&mut self), "{}", network.trunc());
+        }
+        self.end_part()
+    }
+
+    /// A verified principal, bare.
+    pub fn principal(mut self, name: impl AsRef<[u8]>) -> Self {
+        let name = name.as_ref();
+        let [head, tail @ ..] = name else {
+            return self.missing();
+        };
+        let set = if self.is_empty() { ESCAPED } else { ESCAPED_LATER };
+        self.separate();
+        if parses_as_address(name) {
+            self.push_fmt(format_args!("%{head:02X}"));
+            self.push_escaped(tail, set);
+        } else {
+            self.push_escaped(name, set);
+        }
+        self.end_part()
+    }
+
+    /// A value of a kind of its own: `kind=value`. An empty value is
+    /// [`missing`](Self::missing).
+    pub fn named(mut self, kind: &str, value: impl AsRef<[u8]>) -> Self {
+        if value.as_ref().is_empty() {
+            return self.missing();
+        }
+        self.separate();
+        self.push_escaped(kind.as_bytes(), ESCAPED);
+        self.push("=");
+        self.push_escaped(value.as_ref(), ESCAPED);
+        self.end_part()
+    }
+
+    /// A value that must not be readable in the store: its SHA-256 digest, or
+    /// its HMAC when the deployment has a secret. 128 bits are kept.
+    pub fn secret(mut self, kind: &str, value: impl AsRef<[u8]>, secret: Option<&KeySecret>) -> Self {
+        let value = value.as_ref();
+        if value.is_empty() {
+            return self.missing();
+        }
+        let (scheme, digest): (_, [u8; 32]) = match secret {
+            Some(KeySecret(keyed)) => ("hmac.", keyed.clone().chain_update(value).finalize().into_bytes().into()),
+            None => ("sha256.", Sha256::digest(value).into()),
+        };
+        self.separate();
+        self.push(scheme);
+        self.push_escaped(kind.as_bytes(), ESCAPED);
+        self.push("=");
+        self.push_digest(&digest);
+        self.end_part()
+    }
+
+    /// A part that the request does not have.
+    pub fn missing(mut self) -> Self {
+        self.separate();
+        self.push("none=");
+        self.end_part()
+    }
+
+    /// Makes the key one that is limited but never blocked.
+    pub fn never_blocked(mut self) -> Self {
+        self.never_block = true;
+        self
+    }
+
+    /// Whether nothing was written yet.
+    pub fn is_empty(&self) -> bool {
+        self.first_len.is_none()
+    }
+
+    /// The key. Without any part it is that of one missing part.
+    pub fn finish(mut self) -> Key {
+        if self.is_empty() {
+            self = self.missing();
+        }
+        if let Some(hasher) = self.overflow.take() {
+            let first_len = self.first_len.filter(|&len| len <= MAX_READABLE_FIRST);
+            self.text.truncate(first_len.unwrap_or(0));
+            if first_len.is_some() {
+                self.push(":");
+            }
+            self.push("sha256=");
+            self.push_digest(&hasher.finalize().into());
+            self.first_len = Some(first_len.unwrap_or(self.text.len()));
+        }
+        let first_len = self.first_len.unwrap_or(0);
+        Key {
+            text: self.text,
+            first_len: u8::try_from(first_len).unwrap_or(u8::MAX),
+            blockable: !self.never_block,
+        }
+    }
+
+    fn separate(&mut self) {
+        if !self.is_empty() {
+            self.push(":");
+        }
+    }
+
+    fn end_part(mut self) -> Self {
+        if self.first_len.is_none() {
+            // A first part that did not fit has no readable form.
+            self.first_len = Some(if self.overflow.is_some() { usize::MAX } else { self.text.len() });
+        }
+        self
+    }
+
+    fn push_escaped(&mut self, value: &[u8], set: &'static AsciiSet) {
+        for chunk in percent_encode(value, set) {
+            self.push(chunk);
+        }
+    }
+
+    fn push_digest(&mut self, digest: &[u8; 32]) {
+        for byte in &digest[..HEX_DIGEST_LEN / 2] {
+            self.push_fmt(format_args!("{byte:02x}"));
+        }
+    }
+
+    fn push_fmt(&mut self, text: fmt::Arguments<'_>) {
+        // `Pushed` never fails.
+        let _ = fmt::Write::write_fmt(&mut Pushed(self), text);
+    }
+
+    fn push(&mut self, text: &str) {
+        if let Some(hasher) = &mut self.overflow {
+            hasher.update(text);
+        } else if self.text.try_push_str(text).is_err() {
+            let so_far = Sha256::new().chain_update(self.text.as_bytes());
+            self.overflow = Some(so_far.chain_update(text));
+        }
+    }
+}
+
+impl fmt::Debug for KeyBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyBuilder(..)")
+    }
+}
+
+/// Lets `write!` reach [`KeyBuilder::push`].
+struct Pushed<'a>(&'a mut KeyBuilder);
+
+impl fmt::Write for Pushed<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0.push(text);
+        Ok(())
+    }
+}
+
+/// Whether a principal could be mistaken for an address or a network.
+fn parses_as_address(name: &[u8]) -> bool {
+    // The longest text of either is far below this.
+    name.len() <= 64
+        && std::str::from_utf8(name)
+            .is_ok_and(|name| name.parse::<IpAddr>().is_ok() || name.parse::<ipnet::IpNet>().is_ok())
+}
+
+#[cfg(test)]
+mod tests;
