@@ -1,0 +1,49 @@
+//! The one place that reads time.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// Milliseconds on a limiter's own clock, which never goes back.
+pub(crate) type Millis = u64;
+
+/// Where a limiter takes its time from. tokio's clock, so that tests which
+/// pause it pause the limiter too.
+#[derive(Clone, Debug)]
+pub(crate) enum Clock {
+    System {
+        started: Instant,
+    },
+    #[cfg(feature = "test-util")]
+    Manual(crate::test_util::ManualClock),
+}
+
+impl Clock {
+    pub(crate) fn system() -> Self {
+        Self::System { started: Instant::now() }
+    }
+
+    /// Now, in whole milliseconds since some fixed moment.
+    pub(crate) fn now(&self) -> Millis {
+        match self {
+            // Saturates: under a paused clock another runtime may be "earlier".
+            Self::System { started } => whole_millis(started.elapsed()),
+            #[cfg(feature = "test-util")]
+            Self::Manual(clock) => clock.now(),
+        }
+    }
+
+    /// The wall clock, for the one header that needs it.
+    pub(crate) fn since_epoch(&self) -> Duration {
+        match self {
+            // A clock set before 1970 shows resets in 1970 rather than panics.
+            Self::System { .. } => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            #[cfg(feature = "test-util")]
+            Self::Manual(clock) => Duration::from_millis(clock.now()),
+        }
+    }
+}
+
+fn whole_millis(duration: Duration) -> Millis {
+    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
+}

@@ -1,0 +1,174 @@
+//! The answer of a check.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The answer of one check: allowed or refused, by which policy, and the
+/// numbers of that policy.
+///
+/// With several policies it speaks of the one that matters to the client: the
+/// tightest (least remaining) when allowed, the refusing one with the longest
+/// wait when refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a refusal is data, not an error: look at `is_allowed`"]
+pub struct Decision {
+    pub(crate) policy: Arc<str>,
+    pub(crate) limit: u64,
+    pub(crate) outcome: Outcome,
+    pub(crate) source: Source,
+    pub(crate) shadow: bool,
+}
+
+impl Decision {
+    /// Whether the request may go on.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.outcome.refusal.is_none()
+    }
+
+    /// Why it was refused, `None` when it was allowed.
+    #[must_use]
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.outcome.refusal
+    }
+
+    /// The policy that decided.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    /// The limit in force. During a fallback with a share it can be lower than
+    /// the policy's.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// How much of the limit is used. Can exceed it when another program
+    /// counts on the same key.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.outcome.used
+    }
+
+    /// What is left, 0 whenever a request of cost 1 would be refused now.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.outcome.remaining
+    }
+
+    /// On a refusal the retry time, otherwise the time until the window ends.
+    /// Zero when nothing is counted.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_millis(self.outcome.retry_after_ms.unwrap_or(self.outcome.reset_after_ms))
+    }
+
+    /// After how long the same request, alone, is admitted; one millisecond
+    /// earlier it is not. `None` when it was allowed, and when it never can be
+    /// ([`Refusal::TooLarge`]).
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.outcome.retry_after_ms.map(Duration::from_millis)
+    }
+
+    /// How much longer the identity is blocked, `None` when it is not.
+    #[must_use]
+    pub fn blocked_for(&self) -> Option<Duration> {
+        self.outcome.blocked.then(|| Duration::from_millis(self.outcome.reset_after_ms))
+    }
+
+    /// Who decided.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Whether it speaks of a policy in shadow mode, which never refuses.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    /// Seconds for `Retry-After`: rounded up, at least 1.
+    #[must_use]
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.outcome.retry_after_ms.map(|ms| ms.div_ceil(1000).max(1))
+    }
+}
+
+/// Why a check was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The limit is reached.
+    Limit,
+    /// The identity is blocked.
+    Blocked,
+    /// The cost is above the limit: no wait makes it fit.
+    TooLarge,
+}
+
+impl Refusal {
+    /// `limit`, `blocked` or `too_large`: what metrics and logs call it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Blocked => "blocked",
+            Self::TooLarge => "too_large",
+        }
+    }
+}
+
+/// Who decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Source {
+    /// Redis.
+    Redis,
+    /// This process: the memory store, or the fallback while Redis is gone.
+    Local,
+    /// This process, repeating a refusal that Redis gave until it ends.
+    DenyCache,
+}
+
+impl Source {
+    /// `redis`, `local` or `deny_cache`: what metrics and logs call it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::Local => "local",
+            Self::DenyCache => "deny_cache",
+        }
+    }
+}
+
+/// The numbers of one policy after a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) refusal: Option<Refusal>,
+    pub(crate) used: u64,
+    pub(crate) remaining: u64,
+    /// Until the window or the block ends, 0 when neither runs.
+    pub(crate) reset_after_ms: u64,
+    pub(crate) retry_after_ms: Option<u64>,
+    pub(crate) blocked: bool,
+    /// Whether this check started the block.
+    pub(crate) block_started: bool,
+}
+
+impl Outcome {
+    /// Orders refusals: the longest wait decides, and a cost that never fits
+    /// outlasts any wait.
+    pub(crate) fn wait(&self) -> (u64, u64) {
+        (self.retry_after_ms.unwrap_or(u64::MAX), 0)
+    }
+
+    /// Orders allowances: the least remaining decides, then the later reset.
+    pub(crate) fn tightness(&self) -> (u64, u64) {
+        (u64::MAX - self.remaining, self.reset_after_ms)
+    }
+}

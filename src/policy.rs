@@ -1,0 +1,311 @@
+//! What is allowed: a rate, and the rule around it. Units and legal ranges live
+//! only here.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The largest limit, and the largest count that every store keeps exactly:
+/// 2^53 - 1, the last integer that a Lua number holds without gaps.
+pub const MAX_LIMIT: u64 = (1 << 53) - 1;
+
+/// The shortest window.
+pub const MIN_WINDOW: Duration = Duration::from_millis(1);
+
+/// The longest window, and the longest block: 366 days.
+pub const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// The most policies in one check.
+pub const MAX_POLICIES: usize = 8;
+
+/// How much, in how long: `Rate::per_minute(100)` is 100 in each minute.
+///
+/// A rate that exists is legal: the named constructors take no illegal value,
+/// [`Rate::new`] refuses one. A limit of 0 refuses everything; "no limit" is
+/// the absence of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    limit: u64,
+    window_ms: u64,
+}
+
+impl Rate {
+    /// `limit` in each second.
+    #[must_use]
+    pub const fn per_second(limit: u32) -> Self {
+        Self::of(limit, 1)
+    }
+
+    /// `limit` in each minute.
+    #[must_use]
+    pub const fn per_minute(limit: u32) -> Self {
+        Self::of(limit, 60)
+    }
+
+    /// `limit` in each hour.
+    #[must_use]
+    pub const fn per_hour(limit: u32) -> Self {
+        Self::of(limit, 60 * 60)
+    }
+
+    /// `limit` in each day of 24 hours.
+    #[must_use]
+    pub const fn per_day(limit: u32) -> Self {
+        Self::of(limit, 24 * 60 * 60)
+    }
+
+    /// `limit` in each `window`.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Limit`] above [`MAX_LIMIT`]; [`PolicyError::Window`]
+    /// below [`MIN_WINDOW`], above [`MAX_WINDOW`], or with a fraction of a
+    /// millisecond.
+    pub fn new(limit: u64, window: Duration) -> Result<Self, PolicyError> {
+        if limit > MAX_LIMIT {
+            return Err(PolicyError::Limit { limit });
+        }
+        let window_ms = whole_millis(window).ok_or(PolicyError::Window { window })?;
+        Ok(Self { limit, window_ms })
+    }
+
+    const fn of(limit: u32, seconds: u64) -> Self {
+        Self { limit: limit as u64, window_ms: seconds * 1000 }
+    }
+
+    /// How much is allowed in one window.
+    #[must_use]
+    pub const fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The window.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        Duration::from_millis(self.window_ms)
+    }
+
+    pub(crate) const fn window_ms(&self) -> u64 {
+        self.window_ms
+    }
+}
+
+/// A duration as milliseconds, if it is a legal window or block.
+fn whole_millis(duration: Duration) -> Option<u64> {
+    if duration < MIN_WINDOW || duration > MAX_WINDOW || !duration.subsec_nanos().is_multiple_of(1_000_000) {
+        return None;
+    }
+    u64::try_from(duration.as_millis()).ok()
+}
+
+/// How a policy counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// A window that starts with an identity's first request and is forgotten
+    /// when its time is up; later requests do not extend it.
+    ///
+    /// Not a hard cap over every possible span: around the end of one window
+    /// and the start of the next, twice the limit can pass within one window's
+    /// length. A `block_for` shorter than the window ends it early, so that
+    /// about limit x window / block pass in one window's length.
+    FixedWindow,
+}
+
+/// A named rule: how identities are counted, and what happens at the limit.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{Policy, Rate};
+///
+/// // 5 logins in 15 minutes, then blocked for an hour.
+/// let login = Policy::fixed_window("login", Rate::new(5, Duration::from_secs(15 * 60))?)
+///     .block_for(Duration::from_secs(60 * 60));
+/// # Ok::<(), tower_ratelimit::PolicyError>(())
+/// ```
+///
+/// The name is part of every key in Redis (`login:rl:<identity>`) and of every
+/// metric. Names and blocks are checked where a policy meets its limiter, when
+/// a layer is built or by [`RateLimiter::policy`](crate::RateLimiter::policy).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a policy does nothing until a limiter or a layer has it"]
+pub struct Policy {
+    name: Arc<str>,
+    algorithm: Algorithm,
+    rate: Rate,
+    block_for: Option<Duration>,
+    shadow: bool,
+}
+
+impl Policy {
+    /// Counts in a fixed window, see [`Algorithm::FixedWindow`].
+    ///
+    /// The name is 1 to 64 of `a-z`, `0-9`, `_` and `-`.
+    pub fn fixed_window(name: impl Into<Arc<str>>, rate: Rate) -> Self {
+        Self { name: name.into(), algorithm: Algorithm::FixedWindow, rate, block_for: None, shadow: false }
+    }
+
+    /// The first refusal starts a block of this length, 1 ms to 366 days in
+    /// whole milliseconds; tries during the block do not extend it, and after
+    /// it the identity has its whole allowance again. Default: no block.
+    pub fn block_for(mut self, block_for: Duration) -> Self {
+        self.block_for = Some(block_for);
+        self
+    }
+
+    /// Counts and reports, but never refuses. Default: enforced.
+    pub fn shadow(mut self) -> Self {
+        self.shadow = true;
+        self
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it counts.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// How much, in how long.
+    #[must_use]
+    pub fn rate(&self) -> Rate {
+        self.rate
+    }
+
+    /// How long an identity is blocked after its first refusal.
+    #[must_use]
+    pub fn block(&self) -> Option<Duration> {
+        self.block_for
+    }
+
+    /// Whether it only counts and reports.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.shadow
+    }
+
+    pub(crate) fn shared_name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// The block in milliseconds, 0 for none.
+    ///
+    /// # Errors
+    ///
+    /// What is not legal about this policy.
+    pub(crate) fn checked_block_ms(&self) -> Result<u64, PolicyError> {
+        let legal =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-');
+        if self.name.is_empty() || self.name.len() > 64 || !self.name.bytes().all(legal) {
+            return Err(PolicyError::Name { name: self.name.clone() });
+        }
+        match self.block_for {
+            None => Ok(0),
+            Some(block_for) => whole_millis(block_for)
+                .ok_or_else(|| PolicyError::BlockFor { policy: self.name.clone(), block_for }),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} in {:?}", self.name, self.rate.limit, self.rate.window())?;
+        if let Some(block) = self.block_for {
+            write!(f, ", then blocked for {block:?}")?;
+        }
+        if self.shadow {
+            f.write_str(", shadow")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is not legal about a policy. Each names the field and the value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// The limit is too large to be counted exactly.
+    #[error("limit: {limit} is not allowed, the largest is {MAX_LIMIT}")]
+    Limit {
+        /// The limit given.
+        limit: u64,
+    },
+    /// The window is out of range or not in whole milliseconds.
+    #[error("window: {window:?} is not allowed, it takes whole milliseconds from 1 ms to 366 days")]
+    Window {
+        /// The window given.
+        window: Duration,
+    },
+    /// The block is out of range or not in whole milliseconds.
+    #[error(
+        "block_for: {block_for:?} of policy {policy} is not allowed, it takes whole milliseconds from 1 ms to 366 days"
+    )]
+    BlockFor {
+        /// The policy.
+        policy: Arc<str>,
+        /// The block given.
+        block_for: Duration,
+    },
+    /// The name is not 1 to 64 of `a-z`, `0-9`, `_`, `-`.
+    #[error("name: {name:?} is not allowed, it takes 1 to 64 of a-z, 0-9, _ and -")]
+    Name {
+        /// The name given.
+        name: Arc<str>,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn o_win_11_limits_are_exact_to_2_pow_53_and_refused_above() {
+        let minute = Duration::from_secs(60);
+        assert_eq!(Rate::new(MAX_LIMIT, minute).unwrap().limit(), 9_007_199_254_740_991);
+        for limit in [MAX_LIMIT + 1, u64::MAX] {
+            let error = Rate::new(limit, minute).unwrap_err();
+            assert_eq!(error, PolicyError::Limit { limit });
+            assert!(error.to_string().starts_with(&format!("limit: {limit} ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn o_win_7_windows_are_whole_milliseconds_from_1_to_366_days() {
+        for window in [MIN_WINDOW, Duration::from_millis(250), Duration::from_secs(365 * 86_400), MAX_WINDOW]
+        {
+            assert_eq!(Rate::new(1, window).unwrap().window(), window);
+        }
+        let too_long = MAX_WINDOW + Duration::from_millis(1);
+        for window in
+            [Duration::ZERO, Duration::from_micros(999), Duration::from_micros(1500), too_long, Duration::MAX]
+        {
+            assert_eq!(Rate::new(1, window).unwrap_err(), PolicyError::Window { window });
+        }
+    }
+
+    #[test]
+    fn o_blk_3_a_block_above_366_days_is_refused_by_field_name() {
+        let policy =
+            |seconds| Policy::fixed_window("p", Rate::per_minute(1)).block_for(Duration::from_secs(seconds));
+        assert_eq!(policy(366 * 86_400).checked_block_ms().unwrap(), 31_622_400_000);
+        let error = policy(1_000_000_000).checked_block_ms().unwrap_err();
+        assert!(error.to_string().starts_with("block_for: 1000000000s "), "{error}");
+        assert!(policy(0).checked_block_ms().is_err(), "a block of nothing is no block");
+    }
+
+    #[test]
+    fn names_are_short_lower_case_words() {
+        let check = |name: &str| Policy::fixed_window(name, Rate::per_minute(1)).checked_block_ms();
+        for name in ["http", "a", "login-ip", "x_9", &"a".repeat(64)] {
+            assert!(check(name).is_ok(), "{name}");
+        }
+        for name in ["", "Http", "a:b", "a b", "{a}", "é", "a~b", &"a".repeat(65)] {
+            assert_eq!(check(name).unwrap_err(), PolicyError::Name { name: name.into() }, "{name}");
+        }
+    }
+}
