@@ -26,13 +26,7 @@ const HEX_DIGEST_LEN: usize = 32;
 
 /// Escaped in every value. `:` separates parts, `=` ends a kind, braces mark a
 /// hash tag, `%` is the escape itself.
-const ESCAPED: &AsciiSet = &CONTROLS
-    .add(b' ')
-    .add(b'%')
-    .add(b':')
-    .add(b'=')
-    .add(b'{')
-    .add(b'}');
+const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b':').add(b'=').add(b'{').add(b'}');
 
 /// A bare principal behind the first part also loses its `/`, which is how an
 /// IPv6 network in front of it is told from a principal.
@@ -61,11 +55,13 @@ pub struct Key {
 impl Key {
     /// The key of one address, in its canonical text. An IPv4-mapped IPv6
     /// address is its IPv4 address; an IPv6 address is grouped by /64.
+    #[must_use]
     pub fn ip(ip: IpAddr) -> Self {
         Self::builder().ip(ip).finish()
     }
 
     /// The key of a verified principal: a user, a client id, an account.
+    #[must_use]
     pub fn principal(name: impl AsRef<[u8]>) -> Self {
         Self::builder().principal(name).finish()
     }
@@ -76,14 +72,9 @@ impl Key {
     }
 
     /// The text. It may hold an address or an account name: do not log it.
+    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
-    }
-
-    /// This key, never to be blocked by a policy's `block_for`.
-    pub(crate) fn never_blocked(mut self) -> Self {
-        self.blockable = false;
-        self
     }
 
     pub(crate) fn is_blockable(&self) -> bool {
@@ -98,6 +89,7 @@ impl Key {
 
     /// A short hash of the text, for logs: enough to tell two clients apart,
     /// the same on every replica.
+    #[must_use]
     pub fn redacted(&self) -> impl fmt::Display + use<> {
         Fingerprint(Sha256::digest(self.text.as_bytes())[..4].try_into().unwrap_or([0; 4]))
     }
@@ -124,6 +116,7 @@ pub struct KeySecret(Hmac<Sha256>);
 
 impl KeySecret {
     /// From any bytes; 32 random ones are a good choice.
+    #[must_use]
     pub fn new(secret: impl AsRef<[u8]>) -> Self {
         #[expect(clippy::expect_used, reason = "HMAC takes a key of any length")]
         Self(Hmac::new_from_slice(secret.as_ref()).expect("a key of any length"))
@@ -147,12 +140,14 @@ impl fmt::Debug for KeySecret {
 /// | [`missing`](Self::missing), or an empty value | `none=`, which no value equals |
 ///
 /// Parts are joined by `:`. In every part but an address, braces, `:`, `=`,
-/// `%`, space, control and non-ASCII bytes become `%XX`. A text over
-/// [`MAX_KEY_LEN`] bytes becomes its first part and `sha256=<hex>`.
+/// `%`, space, control and non-ASCII bytes become `%XX`; so does the first byte
+/// of a kind that is one of the above. A first part over [`MAX_KEY_LEN`] bytes
+/// becomes `sha256=<hex>`, a longer text its first part and `sha256=<hex>`.
 #[derive(Clone, Default)]
 #[must_use = "a key is built by `finish`"]
 pub struct KeyBuilder {
     text: ArrayString<MAX_KEY_LEN>,
+    /// The length of the first part, once it is written.
     first_len: Option<usize>,
     /// Set once the text was too long: the digest of all that was written.
     overflow: Option<Sha256>,
@@ -212,7 +207,7 @@ impl KeyBuilder {
             return self.missing();
         }
         self.separate();
-        self.push_escaped(kind.as_bytes(), ESCAPED);
+        self.push_kind(kind);
         self.push("=");
         self.push_escaped(value.as_ref(), ESCAPED);
         self.end_part()
@@ -226,7 +221,9 @@ impl KeyBuilder {
             return self.missing();
         }
         let (scheme, digest): (_, [u8; 32]) = match secret {
-            Some(KeySecret(keyed)) => ("hmac.", keyed.clone().chain_update(value).finalize().into_bytes().into()),
+            Some(KeySecret(keyed)) => {
+                ("hmac.", keyed.clone().chain_update(value).finalize().into_bytes().into())
+            }
             None => ("sha256.", Sha256::digest(value).into()),
         };
         self.separate();
@@ -251,24 +248,21 @@ impl KeyBuilder {
     }
 
     /// Whether nothing was written yet.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.first_len.is_none()
     }
 
     /// The key. Without any part it is that of one missing part.
+    #[must_use]
     pub fn finish(mut self) -> Key {
         if self.is_empty() {
             self = self.missing();
         }
         if let Some(hasher) = self.overflow.take() {
-            let first_len = self.first_len.filter(|&len| len <= MAX_READABLE_FIRST);
-            self.text.truncate(first_len.unwrap_or(0));
-            if first_len.is_some() {
-                self.push(":");
-            }
-            self.push("sha256=");
-            self.push_digest(&hasher.finalize().into());
-            self.first_len = Some(first_len.unwrap_or(self.text.len()));
+            self.keep_first();
+            self.push(":");
+            self.push_hash(hasher);
         }
         let first_len = self.first_len.unwrap_or(0);
         Key {
@@ -286,16 +280,49 @@ impl KeyBuilder {
 
     fn end_part(mut self) -> Self {
         if self.first_len.is_none() {
-            // A first part that did not fit has no readable form.
-            self.first_len = Some(if self.overflow.is_some() { usize::MAX } else { self.text.len() });
+            // Hashed by itself, so that keys that share it still do.
+            if let Some(hasher) = self.overflow.take() {
+                self.text.clear();
+                self.push_hash(hasher);
+            }
+            self.first_len = Some(self.text.len());
         }
         self
+    }
+
+    /// Cuts the text to the first part; to its hash, if a hash of the rest does
+    /// not fit behind it.
+    fn keep_first(&mut self) {
+        self.text.truncate(self.first_len.unwrap_or(0));
+        if self.text.len() > MAX_READABLE_FIRST {
+            let hasher = Sha256::new().chain_update(self.text.as_bytes());
+            self.text.clear();
+            self.push_hash(hasher);
+            self.first_len = Some(self.text.len());
+        }
+    }
+
+    /// A kind that this builder writes itself loses its first byte to an
+    /// escape, so that nobody's `named` value passes for one of those.
+    fn push_kind(&mut self, kind: &str) {
+        match kind.as_bytes() {
+            [head, tail @ ..] if is_reserved(kind) => {
+                self.push_fmt(format_args!("%{head:02X}"));
+                self.push_escaped(tail, ESCAPED);
+            }
+            bytes => self.push_escaped(bytes, ESCAPED),
+        }
     }
 
     fn push_escaped(&mut self, value: &[u8], set: &'static AsciiSet) {
         for chunk in percent_encode(value, set) {
             self.push(chunk);
         }
+    }
+
+    fn push_hash(&mut self, hasher: Sha256) {
+        self.push("sha256=");
+        self.push_digest(&hasher.finalize().into());
     }
 
     fn push_digest(&mut self, digest: &[u8; 32]) {
@@ -333,6 +360,11 @@ impl fmt::Write for Pushed<'_> {
         self.0.push(text);
         Ok(())
     }
+}
+
+/// Whether a kind is one of an address, a missing part, a secret or a hash.
+fn is_reserved(kind: &str) -> bool {
+    matches!(kind, "ip" | "none" | "sha256") || kind.starts_with("sha256.") || kind.starts_with("hmac.")
 }
 
 /// Whether a principal could be mistaken for an address or a network.
