@@ -1,12 +1,13 @@
 //! A borrowed view of a request's head, for any body type.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use http::{Extensions, HeaderMap, Method, Request, Uri};
 
 /// A request without its body, borrowed: taking a request apart and putting it
 /// together again would cost more than the check.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct RequestHead<'a> {
     method: &'a Method,
     uri: &'a Uri,
@@ -66,10 +67,7 @@ impl<'a> RequestHead<'a> {
     #[must_use]
     pub fn route(&self) -> Option<&'a str> {
         #[cfg(feature = "axum")]
-        return self
-            .extensions
-            .get::<axum::extract::MatchedPath>()
-            .map(axum::extract::MatchedPath::as_str);
+        return self.extensions.get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str);
         #[cfg(not(feature = "axum"))]
         None
     }
@@ -97,7 +95,8 @@ impl<'a> RequestHead<'a> {
         {
             // Over TLS tonic inserts the plain form as well.
             use tonic::transport::server::TcpConnectInfo;
-            if let Some(peer) = self.extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr) {
+            if let Some(peer) = self.extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr)
+            {
                 return Some(peer.ip());
             }
         }
@@ -105,5 +104,16 @@ impl<'a> RequestHead<'a> {
             return Some(peer.ip());
         }
         self.extensions.get::<IpAddr>().copied()
+    }
+}
+
+/// The query, the header values and the extensions may hold secrets, the path
+/// a code: none of them is shown.
+impl fmt::Debug for RequestHead<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestHead")
+            .field("method", self.method)
+            .field("route", &self.route())
+            .finish_non_exhaustive()
     }
 }

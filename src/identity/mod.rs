@@ -10,13 +10,22 @@ mod composite;
 mod explain;
 mod forwarded;
 mod head;
+#[cfg(feature = "unicode")]
+pub mod normalize;
 mod parts;
+mod ranges;
+mod skip;
+mod walk;
+
+use std::sync::Arc;
 
 pub use self::client_ip::{ClientIp, ClientIpError};
-pub use self::composite::{All, FirstOf};
+pub use self::composite::{All, FirstOf, Scoped};
 pub use self::explain::{Explanation, Hop, HopVerdict};
+pub(crate) use self::forwarded::has_forwarding_header;
 pub use self::head::RequestHead;
-pub use self::parts::{Constant, Extension, Header, Host, Method, Route};
+pub use self::parts::{Constant, Extension, Header, Host, InvalidHeaderName, Method, Route};
+pub(crate) use self::skip::from_ranges;
 
 use crate::key::KeyBuilder;
 
@@ -65,9 +74,30 @@ where
     }
 }
 
+impl Identify for Box<dyn Identify> {
+    fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
+        (**self).identify(head, key)
+    }
+}
+
+impl<I: Identify + ?Sized> Identify for Arc<I> {
+    fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
+        (**self).identify(head, key)
+    }
+}
+
 /// What was odd about a request's address: for the operator, not the client.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Notes(u8);
+
+/// By what was odd.
+impl PartialEq for Notes {
+    fn eq(&self, other: &Self) -> bool {
+        self.odd().0 == other.odd().0
+    }
+}
+
+impl Eq for Notes {}
 
 impl Notes {
     /// No peer address: every such request shares one bucket.
@@ -80,6 +110,18 @@ impl Notes {
     pub const SHORT_CHAIN: Self = Self(1 << 3);
     /// A forwarding entry that could not be read ended the walk.
     pub const UNREADABLE: Self = Self(1 << 4);
+    /// The peer is not a trusted proxy, so its address is the client's. Not odd
+    /// by itself, but it may be a proxy that nobody has named.
+    pub(crate) const UNTRUSTED_PEER: Self = Self(1 << 5);
+
+    /// What is counted, with the names that metrics use.
+    pub(crate) const ODD: [(Self, &'static str); 5] = [
+        (Self::NO_PEER, "no_peer"),
+        (Self::UNTRUSTED_FORWARDED, "untrusted_forwarded"),
+        (Self::PAST_CDN, "past_cdn"),
+        (Self::SHORT_CHAIN, "short_chain"),
+        (Self::UNREADABLE, "unreadable"),
+    ];
 
     /// Both.
     #[must_use]
@@ -93,9 +135,14 @@ impl Notes {
         self.0 & other.0 == other.0
     }
 
-    /// Whether there is nothing to say.
+    /// Whether nothing was odd.
     #[must_use]
     pub const fn is_empty(self) -> bool {
-        self.0 == 0
+        self.odd().0 == 0
+    }
+
+    /// Only what is odd.
+    const fn odd(self) -> Self {
+        Self(self.0 & !Self::UNTRUSTED_PEER.0)
     }
 }
