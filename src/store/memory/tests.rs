@@ -1,0 +1,178 @@
+use super::*;
+use crate::algorithm::vectors::{Player, play_fixed_window};
+
+const RULE: Rule = Rule { limit: 3, window: 1_000, block: 0, enforced: true };
+
+fn asked(key: &str, rule: Rule) -> Asked<'_> {
+    Asked { policy: 7, key, rule, cost: 1 }
+}
+
+fn check(table: &LocalTable, asked: Asked<'_>, now: Millis) -> Outcome {
+    table.check(&[asked], Share::WHOLE, now)[0].outcome
+}
+
+/// One identity in a table.
+struct InTable {
+    table: LocalTable,
+    rule: Rule,
+}
+
+impl Player for InTable {
+    fn check(&mut self, cost: u64, now: Millis) -> Outcome {
+        check(&self.table, Asked { cost, ..asked("x", self.rule) }, now)
+    }
+
+    fn peek(&mut self, now: Millis) -> Outcome {
+        self.table.peek(&asked("x", self.rule), Share::WHOLE, now).outcome
+    }
+
+    fn reset(&mut self) {
+        self.table.reset(&asked("x", self.rule));
+    }
+}
+
+#[test]
+fn the_table_gives_the_answers_of_every_vector() {
+    let steps = play_fixed_window(|rule| InTable { table: LocalTable::new(10), rule });
+    assert!(steps > 5_000, "only {steps} steps were played");
+}
+
+#[test]
+fn o_mem_1_a_million_identities_never_exceed_the_capacity() {
+    let table = LocalTable::new(10_000);
+    for i in 0..1_000_000_u64 {
+        check(&table, asked(&i.to_string(), RULE), i / 1_000);
+        assert!(table.entries() <= 10_000);
+    }
+    let counted: usize = table.shards.iter().map(|shard| shard.lock().unwrap().slots.len()).sum();
+    assert_eq!(counted, table.entries());
+    table.sweep(10_000);
+    assert_eq!(table.entries(), 0, "what has ended is gone without traffic on it");
+}
+
+#[test]
+fn insertions_sweep_what_has_ended() {
+    let table = LocalTable::new(1_000);
+    for i in 0..1_000 {
+        check(&table, asked(&format!("old{i}"), RULE), 0);
+    }
+    for i in 0..400 {
+        check(&table, asked(&format!("new{i}"), RULE), 1_000);
+    }
+    assert_eq!(table.entries(), 400);
+}
+
+#[test]
+fn o_mem_2_a_flood_of_identities_does_not_free_the_one_at_its_limit() {
+    for capacity in [1_000, 10_000] {
+        let table = LocalTable::new(capacity);
+        for _ in 0..3 {
+            assert_eq!(check(&table, asked("a", RULE), 0).refusal, None);
+        }
+        for i in 0..20 * capacity {
+            check(&table, asked(&format!("other{i}"), RULE), 1);
+        }
+        assert_eq!(check(&table, asked("a", RULE), 2).refusal, Some(Refusal::Limit), "{capacity}");
+    }
+}
+
+#[test]
+fn the_soonest_ending_of_those_with_something_left_goes_first() {
+    let table = LocalTable::new(2);
+    let long = Rule { window: 9_000, ..RULE };
+    check(&table, asked("long", long), 0);
+    check(&table, asked("short", RULE), 0);
+    check(&table, asked("new", RULE), 1);
+    assert_eq!(check(&table, asked("long", long), 2).used, 2, "it was kept");
+}
+
+#[test]
+fn when_all_are_refused_newcomers_share_one_bucket() {
+    let table = LocalTable::new(2);
+    let once = Rule { limit: 1, ..RULE };
+    for key in ["a", "a", "b", "b"] {
+        check(&table, asked(key, once), 0);
+    }
+    assert_eq!(check(&table, asked("c", once), 1).refusal, None, "the shared bucket's one place");
+    assert_eq!(check(&table, asked("d", once), 1).refusal, Some(Refusal::Limit));
+    assert_eq!(table.overflowed(), 2);
+    assert_eq!(check(&table, asked("a", once), 2).refusal, Some(Refusal::Limit), "and nobody was freed");
+    assert_eq!(check(&table, asked("d", once), 1_000).refusal, None, "room again when the windows end");
+}
+
+#[test]
+fn a_share_is_of_what_was_left() {
+    let quarter = Share { numerator: 1, denominator: 4 };
+    assert_eq!(quarter.limit(100, None), 25);
+    assert_eq!(quarter.limit(100, Some(80)), 85);
+    assert_eq!(quarter.limit(3, None), 1, "at least one");
+    assert_eq!(quarter.limit(3, Some(2)), 3);
+    assert_eq!(quarter.limit(100, Some(100)), 100, "none if nothing was left");
+    assert_eq!(quarter.limit(100, Some(150)), 100);
+    assert_eq!(quarter.limit(0, None), 0);
+    assert_eq!(Share::WHOLE.limit(crate::policy::MAX_LIMIT, Some(7)), crate::policy::MAX_LIMIT);
+}
+
+#[test]
+fn a_denial_is_repeated_until_it_ends_and_for_costs_that_do_not_fit() {
+    let table = LocalTable::new(10);
+    let two_left = State::Counting { count: 1, end: 500 };
+    table.mirror(&Asked { cost: 3, ..asked("a", RULE) }, two_left, true, 0);
+    let denial = |cost, now| table.denial(&Asked { cost, ..asked("a", RULE) }, now);
+    assert_eq!(denial(3, 100).unwrap().retry_after_ms, Some(400));
+    assert!(denial(2, 100).is_none(), "this may fit: Redis is asked");
+    assert!(denial(4, 100).is_none(), "this never fits: no refusal of the limit");
+    assert!(denial(3, 500).is_none(), "it has ended");
+    assert!(table.denial(&asked("b", RULE), 0).is_none());
+}
+
+#[test]
+fn a_refusal_that_may_still_start_a_block_is_not_repeated() {
+    let table = LocalTable::new(10);
+    let rule = Rule { block: 5_000, ..RULE };
+    table.mirror(&asked("a", rule), State::Counting { count: 3, end: 900 }, true, 0);
+    assert!(table.denial(&asked("a", rule), 1).is_none());
+    table.mirror(&asked("a", rule), State::Blocked { until: 5_000 }, true, 1);
+    assert_eq!(table.denial(&asked("a", rule), 1).unwrap().retry_after_ms, Some(4_999));
+}
+
+#[test]
+fn answers_mirrored_in_the_wrong_order_lose_nothing() {
+    let table = LocalTable::new(10);
+    let count = || table.peek(&asked("a", RULE), Share::WHOLE, 3).outcome.used;
+    table.mirror(&asked("a", RULE), State::Counting { count: 2, end: 1_001 }, false, 1);
+    table.mirror(&asked("a", RULE), State::Counting { count: 1, end: 1_000 }, false, 2);
+    assert_eq!(count(), 2);
+    table.mirror(&asked("a", RULE), State::Blocked { until: 9_000 }, true, 2);
+    table.mirror(&asked("a", RULE), State::Counting { count: 3, end: 1_000 }, false, 2);
+    assert!(table.peek(&asked("a", RULE), Share::WHOLE, 3).outcome.blocked);
+}
+
+#[test]
+fn keys_of_different_shards_are_checked_together() {
+    let table = LocalTable::new(1 << 20);
+    let keys: Vec<_> = (0..8).map(|i| i.to_string()).collect();
+    std::thread::scope(|scope| {
+        for turned in [false, true] {
+            let (table, keys) = (&table, &keys);
+            scope.spawn(move || {
+                for _ in 0..10_000 {
+                    let wide = Rule { limit: 20_000, ..RULE };
+                    let mut all: Vec<_> = keys.iter().map(|key| asked(key, wide)).collect();
+                    if turned {
+                        all.reverse();
+                    }
+                    table.check(&all, Share::WHOLE, 0);
+                }
+            });
+        }
+    });
+    let wide = Rule { limit: 20_000, ..RULE };
+    for key in &keys {
+        assert_eq!(
+            check(&table, asked(key, wide), 1).refusal,
+            Some(Refusal::Limit),
+            "all 20,000 were counted"
+        );
+    }
+}
