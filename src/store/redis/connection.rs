@@ -1,0 +1,345 @@
+//! The supervised connection.
+//!
+//! One pooled connection is held and shared by all checks. When it breaks or
+//! stops answering it is taken out of the pool for good, checks fail at once,
+//! and a background task brings and probes the next one. No request pays for
+//! any of that; only the very first attempt is waited for.
+//!
+//! The task starts with the first check, on that check's runtime, and again
+//! when that runtime has ended. It holds no strong reference while it waits, so
+//! it ends with the limiter.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, RedisError};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::error;
+use crate::store::{StoreError, StoreErrorKind, StoreEvent};
+
+/// An attempt to connect takes no longer than this.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+const LAST_BACKOFF: Duration = Duration::from_secs(1);
+
+/// Losses within this time make the next return slower.
+const FLAPPING: Duration = Duration::from_secs(60);
+const FIRST_HOLD: Duration = Duration::from_millis(500);
+const LAST_HOLD: Duration = Duration::from_secs(10);
+
+/// A connection that misses this many deadlines in a row is dropped.
+const MISSES: u32 = 3;
+
+/// What is told of the connection, to whom it concerns.
+pub(super) type Events = Arc<dyn Fn(&StoreEvent<'_>) + Send + Sync>;
+
+/// What must work on a new connection before checks use it.
+pub(super) trait Probe: Send + Sync + 'static {
+    fn probe(&self, connection: MultiplexedConnection)
+    -> impl Future<Output = Result<(), RedisError>> + Send;
+}
+
+/// A connection that checks may use.
+#[derive(Clone)]
+pub(super) struct Live {
+    pub(super) connection: MultiplexedConnection,
+    /// Which connection it is, so that a late failure of an older one does not
+    /// take down its successor.
+    generation: u64,
+}
+
+#[derive(Clone)]
+enum State {
+    Untried,
+    Up(Live),
+    Down,
+}
+
+/// The connection of one store.
+pub(super) struct Link<P> {
+    shared: Arc<Shared<P>>,
+    supervisor: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared<P> {
+    pool: Pool,
+    address: String,
+    deadline: Duration,
+    state: watch::Sender<State>,
+    misses: Mutex<Misses>,
+    generations: AtomicU64,
+    events: Events,
+    probe: P,
+}
+
+#[derive(Default)]
+struct Misses {
+    in_a_row: u32,
+    last: Option<Instant>,
+}
+
+impl<P: Probe> Link<P> {
+    /// A link to a server that nobody has talked to yet.
+    pub(super) fn new(
+        target: ConnectionInfo,
+        deadline: Duration,
+        probe: P,
+        events: Events,
+    ) -> Result<Self, RedisError> {
+        let address = address(target.addr());
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            // Each check has the store's own deadline.
+            .set_response_timeout(None);
+        let manager = Manager::new_with_config(target, config)?;
+        let pool = Pool::builder(manager)
+            .max_size(1)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(CONNECT_TIMEOUT))
+            .create_timeout(Some(CONNECT_TIMEOUT))
+            .recycle_timeout(Some(CONNECT_TIMEOUT))
+            .build()
+            .map_err(|_| {
+                RedisError::from((redis::ErrorKind::InvalidClientConfig, "the pool has no runtime"))
+            })?;
+        let (state, _) = watch::channel(State::Untried);
+        let shared = Shared {
+            pool,
+            address,
+            deadline,
+            state,
+            misses: Mutex::default(),
+            generations: AtomicU64::new(0),
+            events,
+            probe,
+        };
+        Ok(Self { shared: Arc::new(shared), supervisor: Mutex::new(None) })
+    }
+
+    /// Host and port.
+    pub(super) fn address(&self) -> &str {
+        &self.shared.address
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(*self.shared.state.borrow(), State::Up(_))
+    }
+
+    /// Why a check must not even wait, if so.
+    pub(super) fn unavailable(&self) -> Option<StoreError> {
+        let down = match *self.shared.state.borrow() {
+            State::Up(_) => return None,
+            State::Untried => false,
+            State::Down => true,
+        };
+        let supervised = self.supervise();
+        (down || !supervised).then(|| StoreError::new(StoreErrorKind::Disconnected))
+    }
+
+    /// The connection. Waits only while the very first attempt is under way.
+    pub(super) async fn connection(&self) -> Result<Live, StoreError> {
+        if let State::Up(live) = &*self.shared.state.borrow() {
+            return Ok(live.clone());
+        }
+        if let Some(error) = self.unavailable() {
+            return Err(error);
+        }
+        let mut changes = self.shared.state.subscribe();
+        let tried = changes.wait_for(|state| !matches!(state, State::Untried)).await;
+        match tried.as_deref() {
+            Ok(State::Up(live)) => Ok(live.clone()),
+            _ => Err(StoreError::new(StoreErrorKind::Disconnected)),
+        }
+    }
+
+    /// A check was answered within its deadline.
+    pub(super) fn answered(&self) {
+        let mut misses = self.shared.lock_misses();
+        if misses.in_a_row > 0 {
+            *misses = Misses::default();
+        }
+    }
+
+    /// A check on this connection failed.
+    pub(super) fn failed(&self, live: &Live, error: &StoreError) {
+        let broken = match error.kind() {
+            StoreErrorKind::Timeout => self.shared.missed(),
+            kind => error::breaks_connection(kind),
+        };
+        if broken {
+            self.shared.lose(live.generation, error);
+        }
+    }
+
+    /// Starts the background task if none runs. Answers whether one does.
+    fn supervise(&self) -> bool {
+        let mut supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner);
+        if supervisor.as_ref().is_some_and(|task| !task.is_finished()) {
+            return true;
+        }
+        let Ok(runtime) = Handle::try_current() else {
+            return false;
+        };
+        let task = supervise(Arc::downgrade(&self.shared), self.shared.state.subscribe());
+        *supervisor = Some(runtime.spawn(task));
+        true
+    }
+}
+
+impl<P> Shared<P> {
+    /// Counts a missed deadline, once per deadline period however many checks
+    /// wait in it. Answers whether it was one too many.
+    fn missed(&self) -> bool {
+        let mut misses = self.lock_misses();
+        let now = Instant::now();
+        if misses.last.is_none_or(|last| now.duration_since(last) >= self.deadline) {
+            misses.in_a_row += 1;
+            misses.last = Some(now);
+        }
+        misses.in_a_row >= MISSES
+    }
+
+    fn lock_misses(&self) -> MutexGuard<'_, Misses> {
+        self.misses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the checks a new connection.
+    fn raise(&self, connection: MultiplexedConnection) {
+        *self.lock_misses() = Misses::default();
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed);
+        self.state.send_replace(State::Up(Live { connection, generation }));
+        (self.events)(&StoreEvent::Connected { address: &self.address });
+    }
+
+    /// The first attempt has failed: those who wait for it wait no longer.
+    fn give_up_first(&self) {
+        self.state.send_if_modified(|state| {
+            let first = matches!(state, State::Untried);
+            if first {
+                *state = State::Down;
+            }
+            first
+        });
+    }
+
+    /// Takes a connection down, unless another one has come since.
+    fn lose(&self, generation: u64, error: &StoreError) {
+        let lost = self.state.send_if_modified(|state| {
+            let current = matches!(state, State::Up(live) if live.generation == generation);
+            if current {
+                *state = State::Down;
+            }
+            current
+        });
+        if lost {
+            (self.events)(&StoreEvent::Lost { address: &self.address, error });
+        }
+    }
+}
+
+impl<P: Probe> Shared<P> {
+    /// Brings a connection on which a check would work.
+    async fn connect(&self) -> Result<Connection, StoreError> {
+        let connection = self.pool.get().await.map_err(|error| match &error {
+            PoolError::Backend(error) => error::classify(error),
+            _ => StoreError::new(StoreErrorKind::Timeout),
+        })?;
+        let probed =
+            tokio::time::timeout(CONNECT_TIMEOUT, self.probe.probe(connection.as_ref().clone())).await;
+        let error = match probed {
+            Ok(Ok(())) => return Ok(connection),
+            Ok(Err(error)) => error::classify(&error),
+            Err(_) => StoreError::new(StoreErrorKind::Timeout),
+        };
+        // Out of the pool for good, or it would be handed out again.
+        drop(Connection::take(connection));
+        Err(error)
+    }
+}
+
+/// Keeps a connection up until the limiter is gone.
+async fn supervise<P: Probe>(shared: Weak<Shared<P>>, mut state: watch::Receiver<State>) {
+    let mut backoff = FIRST_BACKOFF;
+    let mut losses = Losses::default();
+    let mut told = Told::Nothing;
+    loop {
+        let Some(strong) = shared.upgrade() else { return };
+        match strong.connect().await {
+            Ok(connection) => {
+                backoff = FIRST_BACKOFF;
+                // The loss of this connection is told where it is noticed.
+                told = Told::Lost;
+                strong.raise(connection.as_ref().clone());
+                drop(strong);
+                if state.wait_for(|state| !matches!(state, State::Up(_))).await.is_err() {
+                    return;
+                }
+                drop(Connection::take(connection));
+                sleep(losses.hold()).await;
+            }
+            Err(error) => {
+                strong.give_up_first();
+                let news = if error.kind().is_misconfiguration() { Told::Misconfigured } else { Told::Lost };
+                if told < news {
+                    told = news;
+                    (strong.events)(&StoreEvent::Lost { address: &strong.address, error: &error });
+                }
+                drop(strong);
+                sleep(jittered(backoff)).await;
+                backoff = (backoff * 2).min(LAST_BACKOFF);
+            }
+        }
+    }
+}
+
+/// What the outside knows of the connection that is missing. An outage is told
+/// once; that it is somebody's mistake is worth a second line.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Told {
+    Nothing,
+    Lost,
+    Misconfigured,
+}
+
+/// The losses of the last minute.
+#[derive(Default)]
+struct Losses(VecDeque<Instant>);
+
+impl Losses {
+    /// Counts one more, and answers how long to leave the server in peace.
+    fn hold(&mut self) -> Duration {
+        let now = Instant::now();
+        self.0.retain(|&loss| now.duration_since(loss) < FLAPPING);
+        let before = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
+        self.0.push_back(now);
+        match before {
+            0 => Duration::ZERO,
+            n => FIRST_HOLD.saturating_mul(1 << (n - 1).min(8)).min(LAST_HOLD),
+        }
+    }
+}
+
+/// Between half and all of it, so that replicas do not return in step.
+fn jittered(backoff: Duration) -> Duration {
+    backoff.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+fn address(target: &ConnectionAddr) -> String {
+    match target {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            format!("{host}:{port}")
+        }
+        ConnectionAddr::Unix(path) => path.display().to_string(),
+        _ => String::from("redis"),
+    }
+}

@@ -1,0 +1,126 @@
+//! What an error of the client or the server means for the limiter.
+//!
+//! By error code, never by the whole text: servers differ in it. Redis up to
+//! 6.2 wraps what a command inside a script answers, so the code is looked for
+//! inside such a message as well.
+
+use redis::{ErrorKind, RedisError};
+
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Classifies an error.
+pub(super) fn classify(error: &RedisError) -> StoreError {
+    if error.is_timeout() {
+        return StoreError::new(StoreErrorKind::Timeout);
+    }
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return StoreError::new(StoreErrorKind::Auth);
+    }
+    match error.code() {
+        Some(code) => by_code(code, error.detail().unwrap_or_default()),
+        None if error.is_io_error() || error.is_unrecoverable_error() => StoreError::new(StoreErrorKind::Io),
+        None => StoreError::new(StoreErrorKind::Other),
+    }
+}
+
+/// Whether the connection is of no more use.
+pub(super) fn breaks_connection(kind: StoreErrorKind) -> bool {
+    matches!(
+        kind,
+        StoreErrorKind::Io | StoreErrorKind::ReadOnly | StoreErrorKind::Auth | StoreErrorKind::MaxClients
+    )
+}
+
+fn by_code(code: &str, detail: &str) -> StoreError {
+    match known(code) {
+        Some(kind) => StoreError::with_code(kind, code),
+        None => within(detail),
+    }
+}
+
+fn known(code: &str) -> Option<StoreErrorKind> {
+    Some(match code {
+        "READONLY" => StoreErrorKind::ReadOnly,
+        "LOADING" => StoreErrorKind::Loading,
+        "BUSY" => StoreErrorKind::Busy,
+        "CLUSTERDOWN" | "TRYAGAIN" => StoreErrorKind::ClusterDown,
+        "MASTERDOWN" => StoreErrorKind::MasterDown,
+        "OOM" => StoreErrorKind::OutOfMemory,
+        "MISCONF" => StoreErrorKind::PersistenceFailed,
+        "NOREPLICAS" => StoreErrorKind::NoReplicas,
+        "NOAUTH" | "WRONGPASS" | "NOPERM" => StoreErrorKind::Auth,
+        // A redirect that a client without a cluster cannot follow.
+        "CROSSSLOT" | "MOVED" | "ASK" => StoreErrorKind::CrossSlot,
+        _ => return None,
+    })
+}
+
+/// The kind of a plain `ERR`, from the start of its text or from the code that
+/// a script error carries inside.
+fn within(detail: &str) -> StoreError {
+    let starts = |text: &str| detail.get(..text.len()).is_some_and(|head| head.eq_ignore_ascii_case(text));
+    let kind = if starts("max number of clients") {
+        StoreErrorKind::MaxClients
+    } else if starts("unknown command") || starts("unknown subcommand") {
+        StoreErrorKind::UnknownCommand
+    } else if starts("the user executing the script") || starts("operation not permitted") {
+        StoreErrorKind::Auth
+    } else if starts("error running script") {
+        let mut words = detail.split(|c: char| !c.is_ascii_alphanumeric());
+        return match words.find_map(|word| known(word).map(|kind| (kind, word))) {
+            Some((kind, code)) => StoreError::with_code(kind, code),
+            None if detail.contains("user executing the script") => StoreError::new(StoreErrorKind::Auth),
+            None => StoreError::new(StoreErrorKind::Other),
+        };
+    } else {
+        StoreErrorKind::Other
+    };
+    StoreError::new(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_classes() {
+        for (code, kind) in [
+            ("READONLY", StoreErrorKind::ReadOnly),
+            ("MISCONF", StoreErrorKind::PersistenceFailed),
+            ("WRONGPASS", StoreErrorKind::Auth),
+            ("MOVED", StoreErrorKind::CrossSlot),
+        ] {
+            assert_eq!(by_code(code, "whatever").kind(), kind, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_plain_err_is_told_by_its_text() {
+        for (detail, kind) in [
+            ("max number of clients reached", StoreErrorKind::MaxClients),
+            ("unknown command 'EVALSHA', with args beginning with: ", StoreErrorKind::UnknownCommand),
+            (
+                "The user executing the script can't run this command or subcommand script: f00",
+                StoreErrorKind::Auth,
+            ),
+            ("value is not an integer", StoreErrorKind::Other),
+            ("", StoreErrorKind::Other),
+        ] {
+            assert_eq!(by_code("ERR", detail).kind(), kind, "{detail}");
+        }
+    }
+
+    #[test]
+    fn redis_6_2_wraps_the_code_inside_a_script_error() {
+        for (inside, kind) in [
+            ("-READONLY You can't write against a read only replica.", StoreErrorKind::ReadOnly),
+            ("-MISCONF Redis is configured to save RDB snapshots", StoreErrorKind::PersistenceFailed),
+            ("OOM command not allowed when used memory > 'maxmemory'.", StoreErrorKind::OutOfMemory),
+            ("-NOREPLICAS Not enough good replicas to write.", StoreErrorKind::NoReplicas),
+        ] {
+            let detail =
+                format!("Error running script (call to f_0a): @user_script:9: @user_script: 9: {inside}");
+            assert_eq!(by_code("ERR", &detail).kind(), kind, "{inside}");
+        }
+    }
+}

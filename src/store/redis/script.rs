@@ -1,0 +1,79 @@
+//! The Lua scripts and how they are run: by digest, the text sent again only
+//! when the server has lost it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisResult, Script as Digest, ServerErrorKind};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+/// One check of fixed-window policies.
+pub(super) const FIXED_WINDOW: &str = include_str!("lua/fixed_window.lua");
+
+/// How long a check waits for another one to send the script before it sends
+/// the script itself: the other may have been dropped or be held unpolled.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// A script and what is known of its presence on the server.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: &'static str,
+    sha1: String,
+    /// How often the text was sent.
+    sent: AtomicU64,
+    /// Held by the one that sends the text.
+    sending: Mutex<()>,
+}
+
+impl Script {
+    pub(super) fn new(text: &'static str) -> Self {
+        let sha1 = Digest::new(text).get_hash().to_owned();
+        Self { text, sha1, sent: AtomicU64::new(0), sending: Mutex::new(()) }
+    }
+
+    /// Runs it. One round trip, or two when the server does not know it.
+    ///
+    /// Not knowing a script is the one error after which sending again is
+    /// certain not to charge twice.
+    pub(super) async fn run(
+        &self,
+        connection: &mut MultiplexedConnection,
+        fill: impl Fn(&mut Cmd),
+    ) -> RedisResult<Vec<i64>> {
+        let sent = self.sent.load(Ordering::Acquire);
+        let reply = self.by_digest(connection, &fill).await;
+        if !is_unknown(&reply) {
+            return reply;
+        }
+        // Checks that find it missing together send it once.
+        let sending = timeout(PATIENCE, self.sending.lock()).await;
+        if sending.is_ok() && self.sent.load(Ordering::Acquire) != sent {
+            drop(sending);
+            let reply = self.by_digest(connection, &fill).await;
+            if !is_unknown(&reply) {
+                return reply;
+            }
+        }
+        let mut command = redis::cmd("EVAL");
+        fill(command.arg(self.text));
+        let reply = command.query_async(connection).await;
+        self.sent.fetch_add(1, Ordering::Release);
+        reply
+    }
+
+    async fn by_digest(
+        &self,
+        connection: &mut MultiplexedConnection,
+        fill: &impl Fn(&mut Cmd),
+    ) -> RedisResult<Vec<i64>> {
+        let mut command = redis::cmd("EVALSHA");
+        fill(command.arg(&self.sha1));
+        command.query_async(connection).await
+    }
+}
+
+fn is_unknown<T>(reply: &RedisResult<T>) -> bool {
+    reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
+}
