@@ -1,0 +1,279 @@
+//! How a limiter is set up, and what is refused then.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::registry::Registry;
+use super::{Backend, RateLimiter};
+use crate::clock::Clock;
+use crate::observe::{Observer, Observers};
+use crate::policy::PolicyError;
+use crate::store::memory::{LocalTable, Share};
+
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+const DEFAULT_CAPACITY: usize = 250_000;
+
+/// Sets up a [`RateLimiter`]. Without [`redis`](Self::redis) it counts in this
+/// process.
+#[must_use = "a limiter is built by `build`"]
+pub struct RateLimiterBuilder {
+    #[cfg(feature = "redis")]
+    redis: Option<String>,
+    namespace: Option<String>,
+    deadline: Option<Duration>,
+    share: Option<Share>,
+    capacity: usize,
+    observers: Vec<Box<dyn Observer>>,
+    #[cfg(feature = "test-util")]
+    clock: Option<crate::test_util::ManualClock>,
+    #[cfg(feature = "test-util")]
+    script: Option<crate::test_util::Script>,
+}
+
+impl RateLimiterBuilder {
+    pub(super) fn new() -> Self {
+        Self {
+            #[cfg(feature = "redis")]
+            redis: None,
+            namespace: None,
+            deadline: None,
+            share: None,
+            capacity: DEFAULT_CAPACITY,
+            observers: Vec::new(),
+            #[cfg(feature = "test-util")]
+            clock: None,
+            #[cfg(feature = "test-util")]
+            script: None,
+        }
+    }
+
+    /// Counts in Redis: `redis://[user[:password]@]host[:port][/db]`.
+    ///
+    /// Nothing is sent before the first check, so building succeeds with Redis
+    /// down. Default: in this process.
+    #[cfg(feature = "redis")]
+    pub fn redis(mut self, url: impl Into<String>) -> Self {
+        self.redis = Some(url.into());
+        self
+    }
+
+    /// Goes in front of every key in Redis: `myapp` and `myapp:` both give
+    /// `myapp:http:rl:...`. 1 to 64 of letters, digits, `_`, `-`, `.` and `:`.
+    /// Default: none.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// How long a check may take with Redis, connecting included; then it falls
+    /// back to this process. 1 ms to 60 s. Default: 100 ms.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Which part of a limit this process admits by itself while Redis is gone:
+    /// `fallback_share(1, 4)` for four replicas. Above 0, at most 1.
+    /// Default: all of it.
+    ///
+    /// In a window of which Redis has told, `max(1, share x what was left)`
+    /// more are admitted, none if nothing was left; in a window that starts
+    /// meanwhile `max(1, share x limit)`.
+    pub fn fallback_share(mut self, numerator: u32, denominator: u32) -> Self {
+        self.share = Some(Share { numerator, denominator });
+        self
+    }
+
+    /// How many identities this process remembers at most, about 100 bytes
+    /// each. When it is full, those who were refused are kept. 1 or more.
+    /// Default: 250,000.
+    pub fn local_capacity(mut self, identities: usize) -> Self {
+        self.capacity = identities;
+        self
+    }
+
+    /// Adds hooks, see [`Observer`]. Default: only `tracing` events.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers.push(Box::new(observer));
+        self
+    }
+
+    /// Takes time from a clock that a test turns.
+    #[cfg(feature = "test-util")]
+    pub fn clock(mut self, clock: crate::test_util::ManualClock) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    #[cfg(feature = "test-util")]
+    pub(crate) fn script(mut self, script: crate::test_util::Script) -> Self {
+        self.script = Some(script);
+        self
+    }
+
+    /// Builds it, without any I/O.
+    ///
+    /// # Errors
+    ///
+    /// Names the field and the value that is not legal, or the setting that has
+    /// no effect in this combination.
+    pub fn build(self) -> Result<RateLimiter, BuildError> {
+        let namespace = checked_namespace(self.namespace.unwrap_or_default())?;
+        if self.capacity == 0 {
+            return Err(BuildError::LocalCapacity);
+        }
+        if let Some(Share { numerator, denominator }) = self.share
+            && (numerator == 0 || numerator > denominator)
+        {
+            return Err(BuildError::FallbackShare { numerator, denominator });
+        }
+        let deadline = self.deadline.unwrap_or(DEFAULT_DEADLINE);
+        if deadline < Duration::from_millis(1) || deadline > Duration::from_secs(60) {
+            return Err(BuildError::Deadline { deadline });
+        }
+        let observers = Observers::new(self.observers);
+        #[cfg(feature = "redis")]
+        let is_shared = self.redis.is_some();
+        #[cfg(not(feature = "redis"))]
+        let is_shared = false;
+        if !is_shared {
+            let useless = [("deadline", self.deadline.is_some()), ("fallback_share", self.share.is_some())];
+            if let Some((field, _)) = useless.into_iter().find(|(_, set)| *set) {
+                return Err(BuildError::NeedsRedis { field });
+            }
+        }
+        let mut backend = Backend::Memory;
+        let mut registry = Registry::own(namespace.clone());
+        #[cfg(feature = "redis")]
+        if let Some(url) = &self.redis {
+            let told = observers.clone();
+            let store = crate::store::redis::RedisStore::new(url, &namespace, deadline, move |event| {
+                told.tell(|observer| observer.store(event));
+            })
+            .map_err(|_| BuildError::RedisUrl)?;
+            registry = Registry::shared(&store.place(), namespace);
+            backend = Backend::Redis(store);
+        }
+        #[cfg(feature = "test-util")]
+        if let Some(script) = self.script {
+            backend = Backend::Scripted(script);
+        }
+        #[cfg(feature = "test-util")]
+        let clock = self.clock.map_or_else(Clock::system, Clock::Manual);
+        #[cfg(not(feature = "test-util"))]
+        let clock = Clock::system();
+        let local = LocalTable::new(self.capacity);
+        let share = self.share.unwrap_or(Share::WHOLE);
+        Ok(RateLimiter(Arc::new(super::Inner {
+            backend,
+            registry,
+            local,
+            share,
+            clock,
+            observers,
+            problems: crate::observe::Problems::default(),
+        })))
+    }
+}
+
+impl fmt::Debug for RateLimiterBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the URL: it may hold a password.
+        f.debug_struct("RateLimiterBuilder")
+            .field("namespace", &self.namespace)
+            .field("deadline", &self.deadline)
+            .field("share", &self.share)
+            .field("local_capacity", &self.capacity)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A namespace with exactly one `:` behind it, or nothing.
+fn checked_namespace(namespace: String) -> Result<String, BuildError> {
+    if namespace.is_empty() {
+        return Ok(namespace);
+    }
+    let name = namespace.strip_suffix(':').unwrap_or(&namespace);
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
+    if name.is_empty() || name.len() > 64 || name.ends_with(':') || !name.chars().all(legal) {
+        return Err(BuildError::Namespace { namespace });
+    }
+    Ok(format!("{name}:"))
+}
+
+/// Why a limiter or a layer was not built. Each names the field and, unless it
+/// may be secret, the value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A policy is not legal.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The URL is not one of Redis, or asks for what this build lacks.
+    #[error("redis: the URL is not allowed, it takes redis://[user[:password]@]host[:port][/db]")]
+    RedisUrl,
+    /// The namespace has characters that keys must not have, or is too long.
+    #[error("namespace: {namespace:?} is not allowed, it takes 1 to 64 of letters, digits, _ - . and :")]
+    Namespace {
+        /// The namespace given.
+        namespace: String,
+    },
+    /// The deadline is out of range.
+    #[error("deadline: {deadline:?} is not allowed, it takes 1 ms to 60 s")]
+    Deadline {
+        /// The deadline given.
+        deadline: Duration,
+    },
+    /// The share is not above 0 and at most 1.
+    #[error("fallback_share: {numerator}/{denominator} is not allowed, it takes more than 0 and at most 1")]
+    FallbackShare {
+        /// The numerator given.
+        numerator: u32,
+        /// The denominator given.
+        denominator: u32,
+    },
+    /// No identity could be remembered.
+    #[error("local_capacity: 0 is not allowed, it takes 1 or more")]
+    LocalCapacity,
+    /// A setting that means nothing in memory.
+    #[error("{field}: has no effect without Redis")]
+    NeedsRedis {
+        /// The setting.
+        field: &'static str,
+    },
+    /// A layer without a policy limits nothing.
+    #[error("policy: a layer takes at least one")]
+    NoPolicy,
+    /// More policies than one check takes.
+    #[error("policy: {count} are not allowed in one layer, it takes at most 8")]
+    TooManyPolicies {
+        /// How many were given.
+        count: usize,
+    },
+    /// Two policies of a layer have one name.
+    #[error("policy: the name {name:?} stands twice in one layer")]
+    DuplicatePolicy {
+        /// The name.
+        name: String,
+    },
+    /// A status that a setting does not take.
+    #[error("{field}: the status {status} is not allowed here")]
+    Status {
+        /// The setting.
+        field: &'static str,
+        /// The status given.
+        status: http::StatusCode,
+    },
+    /// Two settings of a layer exclude each other.
+    #[error("{field}: cannot be set together with {other}")]
+    Conflict {
+        /// The one setting.
+        field: &'static str,
+        /// The other.
+        other: &'static str,
+    },
+    /// An address range that cannot be read.
+    #[error(transparent)]
+    ClientIp(#[from] crate::identity::ClientIpError),
+}

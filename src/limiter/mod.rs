@@ -1,0 +1,473 @@
+//! The engine: policies, a store, and what happens when the store fails. It
+//! knows no HTTP; a layer, a queue and a socket loop call it alike.
+
+mod builder;
+mod registry;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrayvec::ArrayVec;
+
+pub use self::builder::{BuildError, RateLimiterBuilder};
+pub use self::registry::PolicyHandle;
+use self::registry::Registry;
+use crate::algorithm::Rule;
+#[cfg(feature = "redis")]
+use crate::algorithm::{Line, State};
+use crate::clock::{Clock, Millis};
+use crate::decision::{Decision, Outcome, Refusal, Source};
+use crate::key::Key;
+use crate::observe::{Checked, Observers, Problem, Problems, Verdict};
+use crate::policy::{MAX_POLICIES, Policy};
+use crate::store::StoreError;
+use crate::store::memory::{Answer, Answers, Asked, LocalTable, Share};
+#[cfg(feature = "redis")]
+use crate::store::redis::{self, RedisStore};
+
+/// Counts identities against policies, here or in Redis. Cheap to clone; clones
+/// share everything.
+///
+/// ```
+/// use tower_ratelimit::{Charge, Key, Policy, Rate, RateLimiter};
+///
+/// # tokio_test(async {
+/// let limiter = RateLimiter::memory();
+/// let jobs = limiter.policy(Policy::fixed_window("jobs", Rate::per_minute(2)))?;
+/// for expected in [true, true, false] {
+///     let decision = limiter.check([Charge::new(&jobs, Key::principal("ann"))]).await;
+///     assert_eq!(decision.is_allowed(), expected);
+/// }
+/// # Ok::<(), tower_ratelimit::BuildError>(())
+/// # });
+/// # fn tokio_test<T>(future: impl Future<Output = Result<T, tower_ratelimit::BuildError>>) {
+/// #     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future).unwrap();
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RateLimiter(Arc<Inner>);
+
+struct Inner {
+    backend: Backend,
+    registry: Arc<Registry>,
+    local: LocalTable,
+    share: Share,
+    clock: Clock,
+    observers: Observers,
+    problems: Problems,
+}
+
+/// Who decides while all is well.
+enum Backend {
+    Memory,
+    #[cfg(feature = "redis")]
+    Redis(RedisStore),
+    #[cfg(feature = "test-util")]
+    Scripted(crate::test_util::Script),
+}
+
+/// What a check costs whom: one identity under one policy.
+#[derive(Clone, Debug)]
+#[must_use = "a charge does nothing until it is checked"]
+pub struct Charge {
+    policy: PolicyHandle,
+    key: Key,
+    cost: u64,
+}
+
+impl Charge {
+    /// A charge of 1.
+    pub fn new(policy: &PolicyHandle, key: Key) -> Self {
+        Self { policy: policy.clone(), key, cost: 1 }
+    }
+
+    /// Another cost. 0 charges nothing and is refused exactly when 1 would be;
+    /// one above the limit is [`Refusal::TooLarge`].
+    pub fn cost(mut self, cost: u64) -> Self {
+        self.cost = cost;
+        self
+    }
+
+    pub(crate) fn policy(&self) -> &PolicyHandle {
+        &self.policy
+    }
+
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn rule(&self) -> Rule {
+        self.policy.rule_for(&self.key)
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked { policy: self.policy.id(), key: self.key.as_str(), rule: self.rule(), cost: self.cost }
+    }
+}
+
+/// The charges of one check.
+pub(crate) type Charges = ArrayVec<Charge, MAX_POLICIES>;
+
+/// A check under way: decided already, or waiting for the store.
+pub(crate) enum Check {
+    Ready(Decision),
+    #[cfg(feature = "redis")]
+    Waiting(Pin<Box<dyn Future<Output = Decision> + Send>>),
+}
+
+impl Future for Check {
+    type Output = Decision;
+
+    fn poll(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Decision> {
+        match self.get_mut() {
+            Self::Ready(decision) => Poll::Ready(decision.clone()),
+            #[cfg(feature = "redis")]
+            Self::Waiting(decision) => decision.as_mut().poll(_cx),
+        }
+    }
+}
+
+impl RateLimiter {
+    /// Counts in this process.
+    #[must_use]
+    pub fn memory() -> Self {
+        #[expect(clippy::expect_used, reason = "no default is refused")]
+        Self::builder().build().expect("the defaults are legal")
+    }
+
+    /// Counts in Redis, with the defaults of [`RateLimiterBuilder`]. Builds at
+    /// once, even if Redis is down.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::RedisUrl`].
+    #[cfg(feature = "redis")]
+    pub fn redis(url: impl Into<String>) -> Result<Self, BuildError> {
+        Self::builder().redis(url).build()
+    }
+
+    /// All settings.
+    pub fn builder() -> RateLimiterBuilder {
+        RateLimiterBuilder::new()
+    }
+
+    /// Makes a policy known to this limiter. The same rule under the same name
+    /// is the same policy, whoever asks.
+    ///
+    /// # Errors
+    ///
+    /// What is not legal about it.
+    pub fn policy(&self, policy: Policy) -> Result<PolicyHandle, BuildError> {
+        let [handle] = self.policies(&[policy])?;
+        Ok(handle)
+    }
+
+    /// Makes policies known that are checked together: their keys in Redis
+    /// share a hash tag.
+    ///
+    /// # Errors
+    ///
+    /// What is not legal about one of them.
+    pub fn policies<const N: usize>(&self, policies: &[Policy; N]) -> Result<[PolicyHandle; N], BuildError> {
+        const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
+        let handles = self.register(policies)?;
+        handles.into_inner().map_err(|_| BuildError::TooManyPolicies { count: N })
+    }
+
+    pub(crate) fn register<const N: usize>(
+        &self,
+        policies: &[Policy],
+    ) -> Result<ArrayVec<PolicyHandle, N>, BuildError> {
+        let paired = policies.len() > 1;
+        let mut handles = ArrayVec::new();
+        for (i, policy) in policies.iter().enumerate() {
+            if policies[..i].iter().any(|other| other.name() == policy.name()) {
+                return Err(BuildError::DuplicatePolicy { name: policy.name().to_owned() });
+            }
+            let (handle, conflict) = self.0.registry.register(policy, paired)?;
+            if conflict {
+                // Not one of `problems`: it lasts as long as the layers do.
+                self.0.observers.tell(|observer| observer.misconfigured(&Problem::PolicyConflict));
+            }
+            if let Some(block) = policy.block().filter(|block| *block < policy.rate().window()) {
+                let window = policy.rate().window();
+                tracing::warn!(
+                    policy = policy.name(),
+                    ?block,
+                    ?window,
+                    "block_for is shorter than the window and ends it early"
+                );
+            }
+            if handles.try_push(handle).is_err() {
+                return Err(BuildError::TooManyPolicies { count: policies.len() });
+            }
+        }
+        Ok(handles)
+    }
+
+    /// Charges 1 to 8 identities, all or none of them, and answers whether they
+    /// may go on. One round trip to Redis; none in memory.
+    ///
+    /// Nothing happens before the future is polled. Dropped while Redis is
+    /// asked, the check has counted once or not at all. It never fails: what
+    /// Redis cannot decide is decided by this process.
+    pub async fn check<const N: usize>(&self, charges: [Charge; N]) -> Decision {
+        const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
+        let mut distinct = Charges::new();
+        for charge in charges {
+            add(&mut distinct, charge);
+        }
+        self.begin(distinct).await
+    }
+
+    /// The numbers of one identity, without a charge and never refused.
+    pub async fn peek(&self, policy: &PolicyHandle, key: &Key) -> Decision {
+        let charge = Charge::new(policy, *key).cost(0);
+        let now = self.0.clock.now();
+        #[cfg(feature = "redis")]
+        if let Backend::Redis(store) = &self.0.backend
+            && store.unavailable().is_none()
+            && let Ok(before) = store.charge(&[redis::Asked { cost: 0, ..charge.asked_of_redis() }]).await
+            && let Some(remembered) = before.first()
+        {
+            let now = self.0.clock.now();
+            let outcome = crate::algorithm::peek(&charge.rule(), remembered.at(now), now);
+            return decision(&charge, Answer { limit: charge.rule().limit, outcome }, Source::Redis);
+        }
+        let answer = self.0.local.peek(&charge.asked(), self.0.fallback_share(), now);
+        decision(&charge, answer, Source::Local)
+    }
+
+    /// Forgets one identity under one policy, its block too.
+    ///
+    /// # Errors
+    ///
+    /// When Redis could not be told. What this process remembers is forgotten
+    /// in any case.
+    pub async fn reset(&self, policy: &PolicyHandle, key: &Key) -> Result<(), StoreError> {
+        let charge = Charge::new(policy, *key);
+        self.0.local.reset(&charge.asked());
+        #[cfg(feature = "redis")]
+        if let Backend::Redis(store) = &self.0.backend {
+            store.reset(&[policy.store_key(key)]).await?;
+            // Again: an answer from before may have been mirrored meanwhile.
+            self.0.local.reset(&charge.asked());
+        }
+        Ok(())
+    }
+
+    /// How many identities this process remembers, after sweeping those whose
+    /// time is up.
+    #[must_use]
+    pub fn local_entries(&self) -> usize {
+        self.0.local.sweep(self.0.clock.now());
+        self.0.local.entries()
+    }
+
+    /// Whether Redis decides at the moment. False in memory and during a
+    /// fallback.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        match &self.0.backend {
+            #[cfg(feature = "redis")]
+            Backend::Redis(store) => store.is_up(),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// Something about the set-up is wrong.
+    pub(crate) fn noticed(&self, problem: Problem) {
+        self.0.problems.seen(problem, self.0.clock.now(), &self.0.observers);
+    }
+
+    pub(crate) fn observers(&self) -> &Observers {
+        &self.0.observers
+    }
+
+    /// Starts a check of distinct charges. Everything that needs no I/O is
+    /// decided here, without allocating.
+    pub(crate) fn begin(&self, charges: Charges) -> Check {
+        let inner = &self.0;
+        let now = inner.clock.now();
+        inner.problems.look(now, &inner.observers);
+        match &inner.backend {
+            Backend::Memory => Check::Ready(inner.decide_locally(&charges, now)),
+            #[cfg(feature = "redis")]
+            Backend::Redis(store) => {
+                if let Some(denied) = inner.denied_before(&charges, now) {
+                    return Check::Ready(denied);
+                }
+                if let Some(error) = store.unavailable() {
+                    return Check::Ready(inner.fall_back(&charges, &error));
+                }
+                let inner = inner.clone();
+                Check::Waiting(Box::pin(async move { inner.decide_by_redis(&charges).await }))
+            }
+            #[cfg(feature = "test-util")]
+            Backend::Scripted(script) => {
+                let answers: Answers = charges.iter().map(|charge| script.next(&charge.rule())).collect();
+                Check::Ready(inner.conclude(&charges, &answers, Source::Local))
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// In memory nothing is shared, so a process has all of a limit.
+    fn fallback_share(&self) -> Share {
+        match &self.backend {
+            Backend::Memory => Share::WHOLE,
+            _ => self.share,
+        }
+    }
+
+    fn decide_locally(&self, charges: &[Charge], now: Millis) -> Decision {
+        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
+        let answers = self.local.check(&asked, self.fallback_share(), now);
+        self.conclude(charges, &answers, Source::Local)
+    }
+
+    /// Tells the observers, and picks the answer that matters to the client.
+    ///
+    /// There is at least one charge: `check` and the layer see to that.
+    fn conclude(&self, charges: &[Charge], answers: &[Answer], source: Source) -> Decision {
+        let refuses = |i: usize| charges[i].rule().enforced && answers[i].outcome.refusal.is_some();
+        let is_refused = (0..charges.len()).any(refuses);
+        let mut deciding = 0;
+        for i in 0..charges.len() {
+            self.tell(&charges[i], &answers[i], is_refused, source);
+            // A refusal decides before an allowance, an enforced policy before a shadow.
+            let rank = |i: usize| (refuses(i), charges[i].rule().enforced);
+            let weight = |i: usize| {
+                if is_refused { answers[i].outcome.wait() } else { answers[i].outcome.tightness() }
+            };
+            if (rank(i), weight(i)) > (rank(deciding), weight(deciding)) {
+                deciding = i;
+            }
+        }
+        decision(&charges[deciding], answers[deciding], source)
+    }
+
+    fn tell(&self, charge: &Charge, answer: &Answer, check_refused: bool, source: Source) {
+        let verdict = match answer.outcome.refusal {
+            Some(_) if answer.outcome.block_started => Verdict::BlockStarted,
+            Some(refusal) => Verdict::Refused(refusal),
+            None if check_refused => Verdict::Spared,
+            None => Verdict::Allowed,
+        };
+        self.observers.checked(&Checked {
+            policy: charge.policy.policy().name(),
+            key: &charge.key,
+            verdict,
+            limit: answer.limit,
+            used: answer.outcome.used,
+            retry_after: answer.outcome.retry_after_ms.map(std::time::Duration::from_millis),
+            source,
+            shadow: !charge.rule().enforced,
+            local_entries: self.local.entries(),
+            overflowed: self.local.overflowed(),
+        });
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Charge {
+    fn asked_of_redis(&self) -> redis::Asked {
+        redis::Asked { key: self.policy.store_key(&self.key), rule: self.rule(), cost: self.cost }
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Inner {
+    /// A refusal that Redis gave before and that still holds.
+    ///
+    /// Only for a check of one policy: with several, another one may since have
+    /// come to refuse for longer, or to start its block.
+    fn denied_before(&self, charges: &[Charge], now: Millis) -> Option<Decision> {
+        let [charge] = charges else { return None };
+        let outcome = self.local.denial(&charge.asked(), now)?;
+        let answer = Answer { limit: charge.rule().limit, outcome };
+        Some(self.conclude(charges, &[answer], Source::DenyCache))
+    }
+
+    async fn decide_by_redis(&self, charges: &[Charge]) -> Decision {
+        let Backend::Redis(store) = &self.backend else {
+            return self.decide_locally(charges, self.clock.now());
+        };
+        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked_of_redis).collect();
+        let before = match store.charge(&asked).await {
+            Ok(before) => before,
+            Err(error) => return self.fall_back(charges, &error),
+        };
+        // The time left is counted from the answer, later than Redis does: what
+        // is promised is then true there as well.
+        let now = self.clock.now();
+        let mut lines: ArrayVec<Line, MAX_POLICIES> = charges
+            .iter()
+            .zip(before)
+            .map(|(charge, before)| Line { rule: charge.rule(), cost: charge.cost, state: before.at(now) })
+            .collect();
+        let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
+        crate::algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
+        for ((charge, line), outcome) in charges.iter().zip(&lines).zip(&outcomes) {
+            if line.state != State::Idle {
+                let refused = matches!(outcome.refusal, Some(Refusal::Limit | Refusal::Blocked));
+                self.local.mirror(&charge.asked(), line.state, refused, now);
+            }
+        }
+        let answer = |(line, outcome): (&Line, Outcome)| Answer { limit: line.rule.limit, outcome };
+        let answers: Answers = lines.iter().zip(outcomes).map(answer).collect();
+        self.conclude(charges, &answers, Source::Redis)
+    }
+
+    /// The one place where a store that could not decide becomes a decision.
+    fn fall_back(&self, charges: &[Charge], error: &StoreError) -> Decision {
+        for charge in charges {
+            let policy = charge.policy.policy().name();
+            self.observers.tell(|observer| observer.fell_back(policy, error.kind()));
+        }
+        self.decide_locally(charges, self.clock.now())
+    }
+}
+
+impl fmt::Debug for RateLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("RateLimiter");
+        match &self.0.backend {
+            Backend::Memory => debug.field("store", &"memory"),
+            #[cfg(feature = "redis")]
+            Backend::Redis(store) => debug.field("store", store),
+            #[cfg(feature = "test-util")]
+            Backend::Scripted(_) => debug.field("store", &"script"),
+        };
+        debug.field("policies", &self.0.registry).finish_non_exhaustive()
+    }
+}
+
+/// Adds a charge, unless its identity is charged under its policy already: a
+/// check charges once.
+pub(crate) fn add(charges: &mut Charges, charge: Charge) {
+    let known =
+        |other: &Charge| other.policy.id() == charge.policy.id() && other.key.as_str() == charge.key.as_str();
+    if !charges.iter().any(known) {
+        charges.push(charge);
+    }
+}
+
+fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
+    let policy = charge.policy.policy();
+    Decision {
+        policy: policy.shared_name().clone(),
+        limit: answer.limit,
+        outcome: answer.outcome,
+        source,
+        shadow: policy.is_shadow(),
+    }
+}

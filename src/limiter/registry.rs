@@ -1,0 +1,163 @@
+//! The policies of a store, by name: a name stands for one rule.
+//!
+//! Replicas share counters by the policy's name, so within one process two
+//! rules must not meet under one name. The second one that comes while the
+//! first is alive counts under a key of its own, and says so.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use crate::algorithm::Rule;
+use crate::key::Key;
+use crate::policy::{Policy, PolicyError};
+
+/// A policy that a limiter knows, from [`RateLimiter::policy`]; cheap to clone.
+///
+/// [`RateLimiter::policy`]: crate::RateLimiter::policy
+#[derive(Clone)]
+pub struct PolicyHandle(Arc<Registered>);
+
+struct Registered {
+    policy: Policy,
+    rule: Rule,
+    /// Its number in the local tables of this process.
+    id: u32,
+    /// `<namespace><name>:rl:`
+    prefix: String,
+    /// Whether it is checked together with others somewhere: its keys then
+    /// carry a hash tag, everywhere.
+    paired: AtomicBool,
+    /// In how many layers it is.
+    layers: AtomicU32,
+}
+
+impl PolicyHandle {
+    /// The policy.
+    pub fn policy(&self) -> &Policy {
+        &self.0.policy
+    }
+
+    /// The key in Redis under which an identity is counted.
+    ///
+    /// `<policy>:rl:<identity>`, with the namespace in front; where the policy
+    /// is checked together with others, the first part of the identity stands
+    /// in braces.
+    #[must_use]
+    pub fn store_key(&self, key: &Key) -> String {
+        let prefix = &self.0.prefix;
+        if self.0.paired.load(Ordering::Relaxed) {
+            let (first, rest) = key.split_first();
+            return format!("{prefix}{{{first}}}{rest}");
+        }
+        format!("{prefix}{}", key.as_str())
+    }
+
+    pub(crate) fn rule_for(&self, key: &Key) -> Rule {
+        let block = if key.is_blockable() { self.0.rule.block } else { 0 };
+        Rule { block, ..self.0.rule }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    pub(crate) fn count_layer(&self) {
+        self.0.layers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn layers(&self) -> u32 {
+        self.0.layers.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for PolicyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PolicyHandle({})", self.0.policy)
+    }
+}
+
+/// The policies that share one set of counters.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    namespace: String,
+    /// Weak: a policy that nobody has any more frees its name.
+    policies: Mutex<HashMap<Arc<str>, Vec<Weak<Registered>>>>,
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.policy, f)
+    }
+}
+
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+
+/// The registries of shared stores, by address and namespace. Two limiters on
+/// one Redis share its counters, so they share the names as well.
+static SHARED: LazyLock<Mutex<HashMap<String, Weak<Registry>>>> = LazyLock::new(Mutex::default);
+
+impl Registry {
+    /// For counters that only one limiter has.
+    pub(crate) fn own(namespace: String) -> Arc<Self> {
+        Arc::new(Self { namespace, policies: Mutex::default() })
+    }
+
+    /// For counters in a store that others in this process may use too.
+    pub(crate) fn shared(store: &str, namespace: String) -> Arc<Self> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|_, registry| registry.strong_count() > 0);
+        let place = format!("{store} {namespace}");
+        if let Some(registry) = shared.get(&place).and_then(Weak::upgrade) {
+            return registry;
+        }
+        let registry = Self::own(namespace);
+        shared.insert(place, Arc::downgrade(&registry));
+        registry
+    }
+
+    /// Finds or adds a policy. Answers whether another rule of its name was
+    /// there before.
+    pub(crate) fn register(
+        &self,
+        policy: &Policy,
+        paired: bool,
+    ) -> Result<(PolicyHandle, bool), PolicyError> {
+        let rule = Rule {
+            limit: policy.rate().limit(),
+            window: policy.rate().window_ms(),
+            block: policy.checked_block_ms()?,
+            enforced: !policy.is_shadow(),
+        };
+        let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
+        let namesakes = policies.entry(policy.shared_name().clone()).or_default();
+        namesakes.retain(|known| known.strong_count() > 0);
+        let known = namesakes.iter().filter_map(Weak::upgrade).find(|known| known.rule == rule);
+        let conflict = !namesakes.is_empty() && known.is_none();
+        let registered = known.unwrap_or_else(|| {
+            let name = policy.name();
+            let namespace = &self.namespace;
+            let prefix = if conflict {
+                // No name has a `~`. The rule, so that all replicas agree.
+                let mode = if rule.enforced { "" } else { "-shadow" };
+                format!("{namespace}{name}~{}-{}-{}{mode}:rl:", rule.limit, rule.window, rule.block)
+            } else {
+                format!("{namespace}{name}:rl:")
+            };
+            let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+            let registered = Arc::new(Registered {
+                policy: policy.clone(),
+                rule,
+                id,
+                prefix,
+                paired: AtomicBool::new(false),
+                layers: AtomicU32::new(0),
+            });
+            namesakes.push(Arc::downgrade(&registered));
+            registered
+        });
+        registered.paired.fetch_or(paired, Ordering::Relaxed);
+        Ok((PolicyHandle(registered), conflict))
+    }
+}

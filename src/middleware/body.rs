@@ -1,0 +1,72 @@
+//! The response body: the inner service's, or a refusal's.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use http_body::{Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+pin_project! {
+    /// The body of a [`RateLimit`](super::RateLimit) response: the inner body,
+    /// untouched (frames, trailers, size hint), or the small one of a refusal.
+    #[derive(Debug)]
+    pub struct Body<B> {
+        #[pin]
+        kind: Kind<B>,
+    }
+}
+
+pin_project! {
+    #[project = KindProjection]
+    #[derive(Debug)]
+    enum Kind<B> {
+        Inner { #[pin] body: B },
+        Refusal { text: Bytes },
+    }
+}
+
+impl<B> Body<B> {
+    pub(super) fn inner(body: B) -> Self {
+        Self { kind: Kind::Inner { body } }
+    }
+
+    pub(super) fn refusal(text: Bytes) -> Self {
+        Self { kind: Kind::Refusal { text } }
+    }
+}
+
+impl<B> http_body::Body for Body<B>
+where
+    B: http_body::Body<Data = Bytes>,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().kind.project() {
+            KindProjection::Inner { body } => body.poll_frame(cx),
+            KindProjection::Refusal { text } if text.has_remaining() => {
+                Poll::Ready(Some(Ok(Frame::data(std::mem::take(text)))))
+            }
+            KindProjection::Refusal { .. } => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Refusal { text } => text.is_empty(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Inner { body } => body.size_hint(),
+            Kind::Refusal { text } => SizeHint::with_exact(text.len() as u64),
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! How a layer is set up.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use arrayvec::ArrayVec;
+use http::{Method, StatusCode};
+
+use super::layer::RateLimitLayer;
+use super::shared::{Rule, Shared, Skip};
+use crate::identity::{self, ClientIp, Identify, RequestHead};
+use crate::limiter::{BuildError, PolicyHandle, RateLimiter};
+use crate::policy::{MAX_POLICIES, Policy};
+use crate::response::{self, Fields, Json, Reply, ResetFormat};
+
+/// What happens to a request that does not say who is asking.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Missing {
+    /// It is limited by its address.
+    #[default]
+    ByIp,
+    /// It is not limited by that policy.
+    Skip,
+    /// It is answered with this status, 400 to 499.
+    Reject(StatusCode),
+    /// All such requests share one bucket.
+    Shared,
+}
+
+/// Sets up a [`RateLimitLayer`].
+#[must_use = "a layer is built by `build`"]
+pub struct RateLimitLayerBuilder {
+    limiter: RateLimiter,
+    policies: Vec<(Policy, Option<Arc<dyn Identify>>)>,
+    identity: Option<Arc<dyn Identify>>,
+    client_ip: Option<ClientIp>,
+    missing: Missing,
+    skips: Vec<Skip>,
+    skip_ips: Vec<String>,
+    charge_preflights: bool,
+    headers: bool,
+    reset: Option<ResetFormat>,
+    reply: Option<Arc<dyn Reply>>,
+    too_large: StatusCode,
+    decision_in_request: bool,
+    decision_in_response: bool,
+}
+
+impl RateLimitLayerBuilder {
+    pub(super) fn new(limiter: RateLimiter) -> Self {
+        Self {
+            limiter,
+            policies: Vec::new(),
+            identity: None,
+            client_ip: None,
+            missing: Missing::default(),
+            skips: Vec::new(),
+            skip_ips: Vec::new(),
+            charge_preflights: false,
+            headers: true,
+            reset: None,
+            reply: None,
+            too_large: StatusCode::TOO_MANY_REQUESTS,
+            decision_in_request: false,
+            decision_in_response: false,
+        }
+    }
+
+    /// The settings of a layer, for another limiter.
+    #[cfg(feature = "redis")]
+    pub(super) fn from_layer(shared: &Shared, limiter: RateLimiter) -> Self {
+        let policy = |rule: &Rule| (rule.policy.policy().clone(), Some(rule.identity.clone()));
+        Self {
+            policies: shared.rules.iter().map(policy).collect(),
+            client_ip: Some(shared.client_ip.clone()),
+            missing: shared.missing,
+            skips: shared.skips.clone(),
+            charge_preflights: shared.charge_preflights,
+            headers: shared.fields.enabled,
+            reset: Some(shared.fields.reset).filter(|_| shared.fields.enabled),
+            reply: Some(shared.reply.clone()),
+            too_large: shared.too_large,
+            decision_in_request: shared.decision_in_request,
+            decision_in_response: shared.decision_in_response,
+            ..Self::new(limiter)
+        }
+    }
+
+    /// Adds a policy for the layer's identity. A layer takes 1 to 8; a request
+    /// is admitted only if all of them admit it, and refused by one it counts
+    /// for none.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policies.push((policy, None));
+        self
+    }
+
+    /// Adds a policy with an identity of its own: 5 logins for an address and
+    /// an account, and 50 for the address.
+    pub fn policy_by(mut self, policy: Policy, identity: impl Identify) -> Self {
+        self.policies.push((policy, Some(Arc::new(identity))));
+        self
+    }
+
+    /// Who is limited. Default: the client address, see
+    /// [`client_ip`](Self::client_ip).
+    pub fn identity(mut self, identity: impl Identify) -> Self {
+        self.identity = Some(Arc::new(identity));
+        self
+    }
+
+    /// How the client address is found: for the default identity, for
+    /// [`Missing::ByIp`] and for [`skip_ips`](Self::skip_ips).
+    /// Default: the peer's address, no header is believed.
+    pub fn client_ip(mut self, client_ip: ClientIp) -> Self {
+        self.client_ip = Some(client_ip);
+        self
+    }
+
+    /// What happens to a request without the identity. Default:
+    /// [`Missing::ByIp`].
+    pub fn missing(mut self, missing: Missing) -> Self {
+        self.missing = missing;
+        self
+    }
+
+    /// Does not limit requests that the predicate picks: they cost nothing,
+    /// touch no store and get no headers. It sees the path as the client sent
+    /// it, before nested routers strip theirs.
+    pub fn skip(mut self, skip: impl Fn(&RequestHead<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.skips.push(Arc::new(skip));
+        self
+    }
+
+    /// Does not limit this exact path, whatever the query.
+    pub fn skip_path(self, path: impl Into<String>) -> Self {
+        let path = path.into();
+        self.skip(move |head| head.path() == path)
+    }
+
+    /// Does not limit this method.
+    pub fn skip_method(self, method: Method) -> Self {
+        self.skip(move |head| *head.method() == method)
+    }
+
+    /// Does not limit clients in these ranges, CIDR texts or single addresses.
+    pub fn skip_ips(mut self, ranges: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.skip_ips.extend(ranges.into_iter().map(Into::into));
+        self
+    }
+
+    /// Charges CORS preflights (`OPTIONS` with `access-control-request-method`).
+    /// Default: they are free, since browsers send them by themselves.
+    pub fn charge_preflights(mut self) -> Self {
+        self.charge_preflights = true;
+        self
+    }
+
+    /// Leaves out `x-ratelimit-*`. Default: they are on every limited response.
+    /// `retry-after` is on refusals in any case.
+    pub fn without_headers(mut self) -> Self {
+        self.headers = false;
+        self
+    }
+
+    /// How `x-ratelimit-reset` is written. Default: seconds since 1970.
+    pub fn reset_format(mut self, format: ResetFormat) -> Self {
+        self.reset = Some(format);
+        self
+    }
+
+    /// Builds the response of a refusal, see [`Reply`]. Default: JSON.
+    pub fn reply(mut self, reply: impl Reply) -> Self {
+        self.reply = Some(Arc::new(reply));
+        self
+    }
+
+    /// The status for a cost above the limit: 429 (default) or 413.
+    pub fn too_large_status(mut self, status: StatusCode) -> Self {
+        self.too_large = status;
+        self
+    }
+
+    /// Puts the [`Decision`](crate::Decision) into the extensions of admitted
+    /// requests, for handlers. Default: off, it allocates.
+    pub fn decision_in_request(mut self) -> Self {
+        self.decision_in_request = true;
+        self
+    }
+
+    /// Puts the [`Decision`](crate::Decision) into the extensions of responses,
+    /// refusals too, for outer layers. Default: off, it allocates.
+    pub fn decision_in_response(mut self) -> Self {
+        self.decision_in_response = true;
+        self
+    }
+
+    /// Builds the layer, without any I/O.
+    ///
+    /// # Errors
+    ///
+    /// Names the setting that is not legal, or the two that exclude each other.
+    pub fn build(self) -> Result<RateLimitLayer, BuildError> {
+        self.check()?;
+        let client_ip = self.client_ip.unwrap_or_default();
+        let mut skips = self.skips;
+        if !self.skip_ips.is_empty() {
+            skips.push(Arc::new(identity::from_ranges(client_ip.clone(), &self.skip_ips)?));
+        }
+        let identity = self.identity.unwrap_or_else(|| Arc::new(client_ip.clone()));
+        let (policies, identities): (Vec<_>, Vec<_>) = self.policies.into_iter().unzip();
+        let handles: ArrayVec<PolicyHandle, MAX_POLICIES> = self.limiter.register(&policies)?;
+        let rule = |(policy, own): (PolicyHandle, Option<Arc<dyn Identify>>)| {
+            policy.count_layer();
+            let limit = response::number(policy.policy().rate().limit());
+            Rule { limit, identity: own.unwrap_or_else(|| identity.clone()), policy }
+        };
+        Ok(RateLimitLayer::new(Shared {
+            rules: handles.into_iter().zip(identities).map(rule).collect(),
+            limiter: self.limiter,
+            missing: self.missing,
+            client_ip,
+            skips,
+            charge_preflights: self.charge_preflights,
+            fields: Fields { enabled: self.headers, reset: self.reset.unwrap_or_default() },
+            reply: self.reply.unwrap_or_else(|| Arc::new(Json)),
+            too_large: self.too_large,
+            decision_in_request: self.decision_in_request,
+            decision_in_response: self.decision_in_response,
+            services: AtomicUsize::new(0),
+        }))
+    }
+
+    fn check(&self) -> Result<(), BuildError> {
+        if self.policies.is_empty() {
+            return Err(BuildError::NoPolicy);
+        }
+        if self.policies.len() > MAX_POLICIES {
+            return Err(BuildError::TooManyPolicies { count: self.policies.len() });
+        }
+        if !self.headers && self.reset.is_some() {
+            return Err(BuildError::Conflict { field: "reset_format", other: "without_headers" });
+        }
+        if self.identity.is_some() && self.policies.iter().all(|(_, own)| own.is_some()) {
+            return Err(BuildError::Conflict { field: "identity", other: "policy_by for every policy" });
+        }
+        if let Missing::Reject(status) = self.missing
+            && !status.is_client_error()
+        {
+            return Err(BuildError::Status { field: "missing", status });
+        }
+        if !matches!(self.too_large, StatusCode::TOO_MANY_REQUESTS | StatusCode::PAYLOAD_TOO_LARGE) {
+            return Err(BuildError::Status { field: "too_large_status", status: self.too_large });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for RateLimitLayerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let policies: Vec<_> = self.policies.iter().map(|(policy, _)| policy).collect();
+        f.debug_struct("RateLimitLayerBuilder")
+            .field("limiter", &self.limiter)
+            .field("policies", &policies)
+            .field("missing", &self.missing)
+            .finish_non_exhaustive()
+    }
+}

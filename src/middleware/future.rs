@@ -1,0 +1,99 @@
+//! The future of one request: identify, check, forward or refuse.
+//!
+//! Nothing is charged before the first poll: a future that is never polled
+//! costs nobody anything. The inner service is called after the verdict only.
+//! Dropped while the store is asked, the charge has counted once or not at all;
+//! dropped later, it stays, for the request was admitted.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::body::Body;
+use super::shared::{Admission, Checking, Shared, Shown};
+
+pin_project! {
+    /// The future of a [`RateLimit`](super::RateLimit) call.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<S, B, F> {
+        #[pin]
+        stage: Stage<S, B, F>,
+        shared: Arc<Shared>,
+    }
+}
+
+pin_project! {
+    #[project = StageProjection]
+    #[project_replace = StageOwned]
+    enum Stage<S, B, F> {
+        Start { service: S, request: Request<B> },
+        Checking { checking: Checking, service: S, request: Request<B> },
+        Inner { #[pin] future: F, shown: Option<Shown> },
+        Done,
+    }
+}
+
+impl<S, B, F> ResponseFuture<S, B, F> {
+    pub(super) fn new(service: S, request: Request<B>, shared: Arc<Shared>) -> Self {
+        Self { stage: Stage::Start { service, request }, shared }
+    }
+}
+
+impl<S, B, R> Future for ResponseFuture<S, B, S::Future>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    type Output = Result<Response<Body<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let admission = match this.stage.as_mut().project() {
+                StageProjection::Start { request, .. } => this.shared.start(request),
+                StageProjection::Checking { checking, request, .. } => {
+                    ready!(this.shared.poll(checking, request, cx))
+                }
+                StageProjection::Inner { future, shown } => {
+                    let mut response = ready!(future.poll(cx))?;
+                    if let Some(shown) = shown.take() {
+                        this.shared.describe(&mut response, shown);
+                    }
+                    this.stage.set(Stage::Done);
+                    return Poll::Ready(Ok(response.map(Body::inner)));
+                }
+                StageProjection::Done => {
+                    // As every future, this one is not polled after it is ready.
+                    return Poll::Pending;
+                }
+            };
+            let (mut service, mut request) = match this.stage.as_mut().project_replace(Stage::Done) {
+                StageOwned::Start { service, request } | StageOwned::Checking { service, request, .. } => {
+                    (service, request)
+                }
+                StageOwned::Inner { .. } | StageOwned::Done => return Poll::Pending,
+            };
+            match admission {
+                Admission::Undecided(checking) => {
+                    this.stage.set(Stage::Checking { checking, service, request })
+                }
+                Admission::Refused(response) => return Poll::Ready(Ok(response.map(Body::refusal))),
+                Admission::Forward(shown) => {
+                    let shown = shown.map(|shown| shown.enter(&mut request));
+                    let future = service.call(request);
+                    this.stage.set(Stage::Inner { future, shown });
+                }
+            }
+        }
+    }
+}
+
+impl<S, B, F> std::fmt::Debug for ResponseFuture<S, B, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ResponseFuture")
+    }
+}

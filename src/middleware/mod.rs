@@ -1,0 +1,14 @@
+//! The tower part: who asks, the check, forward or refuse.
+
+mod body;
+mod builder;
+mod future;
+mod layer;
+mod service;
+mod shared;
+
+pub use self::body::Body;
+pub use self::builder::{Missing, RateLimitLayerBuilder};
+pub use self::future::ResponseFuture;
+pub use self::layer::RateLimitLayer;
+pub use self::service::RateLimit;

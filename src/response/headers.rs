@@ -1,0 +1,124 @@
+//! `x-ratelimit-*` and `retry-after`.
+//!
+//! On success, what the inner service has set is never made more permissive: an
+//! inner limiter that has less left keeps its headers.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::decision::Decision;
+
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// The headers that a browser must be allowed to read, for
+/// `CorsLayer::expose_headers`: every one that the layer may set.
+pub const EXPOSED_HEADERS: [HeaderName; 4] = [LIMIT, REMAINING, RESET, RETRY_AFTER];
+
+/// How `x-ratelimit-reset` is written. The time is rounded up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ResetFormat {
+    /// Seconds since 1970 (GitHub's form, and what most clients read).
+    #[default]
+    UnixSeconds,
+    /// Seconds from now.
+    DeltaSeconds,
+    /// `2026-01-07T15:30:23Z`.
+    Rfc3339,
+}
+
+/// Which fields a layer writes, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fields {
+    pub(crate) enabled: bool,
+    pub(crate) reset: ResetFormat,
+}
+
+impl Fields {
+    /// Writes the numbers of an allowance on the inner service's response.
+    /// `limit` is the ready-made value of the policy's own limit.
+    pub(crate) fn describe(
+        &self,
+        headers: &mut HeaderMap,
+        decision: &Decision,
+        limit: &HeaderValue,
+        since_epoch: Duration,
+    ) {
+        if !self.enabled || is_tighter(headers, decision) {
+            return;
+        }
+        headers.insert(LIMIT, limit.clone());
+        headers.insert(REMAINING, number(decision.remaining()));
+        headers.insert(RESET, self.reset_value(decision, since_epoch));
+    }
+
+    /// Completes the response of a refusal.
+    pub(crate) fn refuse(
+        &self,
+        headers: &mut HeaderMap,
+        decision: &Decision,
+        limit: &HeaderValue,
+        since_epoch: Duration,
+    ) {
+        let mut complete = |name, value| {
+            if !headers.contains_key(&name) {
+                headers.insert(name, value);
+            }
+        };
+        if self.enabled {
+            complete(LIMIT, limit.clone());
+            complete(REMAINING, number(decision.remaining()));
+            complete(RESET, self.reset_value(decision, since_epoch));
+        }
+        if let Some(seconds) = decision.retry_after_seconds() {
+            complete(RETRY_AFTER, number(seconds));
+        }
+    }
+
+    fn reset_value(&self, decision: &Decision, since_epoch: Duration) -> HeaderValue {
+        let left = decision.reset_after();
+        match self.reset {
+            ResetFormat::UnixSeconds => number(seconds_up(since_epoch + left)),
+            ResetFormat::DeltaSeconds => number(seconds_up(left)),
+            ResetFormat::Rfc3339 => {
+                let at = UNIX_EPOCH + Duration::from_secs(seconds_up(since_epoch + left));
+                text(&humantime::format_rfc3339_seconds(at).to_string())
+            }
+        }
+    }
+}
+
+/// Whether what the inner service has said leaves less than this decision, or
+/// cannot be compared.
+fn is_tighter(headers: &HeaderMap, decision: &Decision) -> bool {
+    let said = |name| {
+        headers
+            .get(name)
+            .map(|value: &HeaderValue| value.to_str().ok().and_then(|text| text.trim().parse().ok()))
+    };
+    match (said(&REMAINING), said(&LIMIT)) {
+        (None, None) => headers.contains_key(RESET),
+        (Some(Some(remaining)), _) => decision.remaining() >= remaining,
+        (None, Some(Some(limit))) => decision.limit() >= limit,
+        (Some(None), _) | (None, Some(None)) => true,
+    }
+}
+
+fn seconds_up(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
+}
+
+/// One allocation: `HeaderValue::from(u64)` takes two.
+pub(crate) fn number(number: u64) -> HeaderValue {
+    text(itoa::Buffer::new().format(number))
+}
+
+fn text(text: &str) -> HeaderValue {
+    HeaderValue::from_maybe_shared(Bytes::copy_from_slice(text.as_bytes()))
+        .unwrap_or_else(|_| HeaderValue::from_static("0"))
+}
