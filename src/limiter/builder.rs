@@ -9,6 +9,8 @@ use super::{Backend, RateLimiter};
 use crate::clock::Clock;
 use crate::observe::{Observer, Observers};
 use crate::policy::PolicyError;
+#[cfg(feature = "redis")]
+use crate::store::StoreEvent;
 use crate::store::memory::{LocalTable, Share};
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
@@ -18,8 +20,7 @@ const DEFAULT_CAPACITY: usize = 250_000;
 /// process.
 #[must_use = "a limiter is built by `build`"]
 pub struct RateLimiterBuilder {
-    #[cfg(feature = "redis")]
-    redis: Option<String>,
+    origin: Origin,
     namespace: Option<String>,
     deadline: Option<Duration>,
     share: Option<Share>,
@@ -27,15 +28,22 @@ pub struct RateLimiterBuilder {
     observers: Vec<Box<dyn Observer>>,
     #[cfg(feature = "test-util")]
     clock: Option<crate::test_util::ManualClock>,
+}
+
+/// Where decisions are to come from.
+enum Origin {
+    Memory,
+    /// A URL: it may hold a password.
+    #[cfg(feature = "redis")]
+    Redis(String),
     #[cfg(feature = "test-util")]
-    script: Option<crate::test_util::Script>,
+    Script(crate::test_util::Script),
 }
 
 impl RateLimiterBuilder {
     pub(super) fn new() -> Self {
         Self {
-            #[cfg(feature = "redis")]
-            redis: None,
+            origin: Origin::Memory,
             namespace: None,
             deadline: None,
             share: None,
@@ -43,8 +51,6 @@ impl RateLimiterBuilder {
             observers: Vec::new(),
             #[cfg(feature = "test-util")]
             clock: None,
-            #[cfg(feature = "test-util")]
-            script: None,
         }
     }
 
@@ -54,7 +60,7 @@ impl RateLimiterBuilder {
     /// down. Default: in this process.
     #[cfg(feature = "redis")]
     pub fn redis(mut self, url: impl Into<String>) -> Self {
-        self.redis = Some(url.into());
+        self.origin = Origin::Redis(url.into());
         self
     }
 
@@ -108,7 +114,7 @@ impl RateLimiterBuilder {
 
     #[cfg(feature = "test-util")]
     pub(crate) fn script(mut self, script: crate::test_util::Script) -> Self {
-        self.script = Some(script);
+        self.origin = Origin::Script(script);
         self
     }
 
@@ -133,32 +139,13 @@ impl RateLimiterBuilder {
             return Err(BuildError::Deadline { deadline });
         }
         let observers = Observers::new(self.observers);
-        #[cfg(feature = "redis")]
-        let is_shared = self.redis.is_some();
-        #[cfg(not(feature = "redis"))]
-        let is_shared = false;
-        if !is_shared {
+        if matches!(self.origin, Origin::Memory) {
             let useless = [("deadline", self.deadline.is_some()), ("fallback_share", self.share.is_some())];
             if let Some((field, _)) = useless.into_iter().find(|(_, set)| *set) {
                 return Err(BuildError::NeedsRedis { field });
             }
         }
-        let mut backend = Backend::Memory;
-        let mut registry = Registry::own(namespace.clone());
-        #[cfg(feature = "redis")]
-        if let Some(url) = &self.redis {
-            let told = observers.clone();
-            let store = crate::store::redis::RedisStore::new(url, &namespace, deadline, move |event| {
-                told.tell(|observer| observer.store(event));
-            })
-            .map_err(|_| BuildError::RedisUrl)?;
-            registry = Registry::shared(&store.place(), namespace);
-            backend = Backend::Redis(store);
-        }
-        #[cfg(feature = "test-util")]
-        if let Some(script) = self.script {
-            backend = Backend::Scripted(script);
-        }
+        let (backend, registry) = backend(self.origin, namespace, deadline, &observers)?;
         #[cfg(feature = "test-util")]
         let clock = self.clock.map_or_else(Clock::system, Clock::Manual);
         #[cfg(not(feature = "test-util"))]
@@ -174,6 +161,28 @@ impl RateLimiterBuilder {
             observers,
             problems: crate::observe::Problems::default(),
         })))
+    }
+}
+
+fn backend(
+    origin: Origin,
+    namespace: String,
+    deadline: Duration,
+    observers: &Observers,
+) -> Result<(Backend, Arc<Registry>), BuildError> {
+    match origin {
+        Origin::Memory => Ok((Backend::Memory, Registry::own(namespace))),
+        #[cfg(feature = "redis")]
+        Origin::Redis(url) => {
+            let told = observers.clone();
+            let tell = move |event: &StoreEvent<'_>| told.tell(|observer| observer.store(event));
+            let store = crate::store::redis::RedisStore::new(&url, &namespace, deadline, tell)
+                .map_err(|_| BuildError::RedisUrl)?;
+            let registry = Registry::shared(&store.place(), namespace);
+            Ok((Backend::Redis(store), registry))
+        }
+        #[cfg(feature = "test-util")]
+        Origin::Script(script) => Ok((Backend::Scripted(script), Registry::own(namespace))),
     }
 }
 

@@ -2,6 +2,8 @@
 //! knows no HTTP; a layer, a queue and a socket loop call it alike.
 
 mod builder;
+#[cfg(feature = "redis")]
+mod fallback;
 mod registry;
 
 use std::fmt;
@@ -16,17 +18,15 @@ pub use self::builder::{BuildError, RateLimiterBuilder};
 pub use self::registry::PolicyHandle;
 use self::registry::Registry;
 use crate::algorithm::Rule;
-#[cfg(feature = "redis")]
-use crate::algorithm::{Line, State};
 use crate::clock::{Clock, Millis};
-use crate::decision::{Decision, Outcome, Refusal, Source};
+use crate::decision::{Decision, Source};
 use crate::key::Key;
 use crate::observe::{Checked, Observers, Problem, Problems, Verdict};
 use crate::policy::{MAX_POLICIES, Policy};
 use crate::store::StoreError;
-use crate::store::memory::{Answer, Answers, Asked, LocalTable, Share};
+use crate::store::memory::{Answer, Asked, LocalTable, Share};
 #[cfg(feature = "redis")]
-use crate::store::redis::{self, RedisStore};
+use crate::store::redis::RedisStore;
 
 /// Counts identities against policies, here or in Redis. Cheap to clone; clones
 /// share everything.
@@ -226,18 +226,11 @@ impl RateLimiter {
     /// The numbers of one identity, without a charge and never refused.
     pub async fn peek(&self, policy: &PolicyHandle, key: &Key) -> Decision {
         let charge = Charge::new(policy, *key).cost(0);
-        let now = self.0.clock.now();
         #[cfg(feature = "redis")]
-        if let Backend::Redis(store) = &self.0.backend
-            && store.unavailable().is_none()
-            && let Ok(before) = store.charge(&[redis::Asked { cost: 0, ..charge.asked_of_redis() }]).await
-            && let Some(remembered) = before.first()
-        {
-            let now = self.0.clock.now();
-            let outcome = crate::algorithm::peek(&charge.rule(), remembered.at(now), now);
-            return decision(&charge, Answer { limit: charge.rule().limit, outcome }, Source::Redis);
+        if let Some(decision) = self.0.peek_at_redis(&charge).await {
+            return decision;
         }
-        let answer = self.0.local.peek(&charge.asked(), self.0.fallback_share(), now);
+        let answer = self.0.local.peek(&charge.asked(), self.0.fallback_share(), self.0.clock.now());
         decision(&charge, answer, Source::Local)
     }
 
@@ -312,7 +305,8 @@ impl RateLimiter {
             }
             #[cfg(feature = "test-util")]
             Backend::Scripted(script) => {
-                let answers: Answers = charges.iter().map(|charge| script.next(&charge.rule())).collect();
+                let answers: ArrayVec<_, MAX_POLICIES> =
+                    charges.iter().map(|charge| script.next(&charge.rule())).collect();
                 Check::Ready(inner.conclude(&charges, &answers, Source::Local))
             }
         }
@@ -374,66 +368,6 @@ impl Inner {
             local_entries: self.local.entries(),
             overflowed: self.local.overflowed(),
         });
-    }
-}
-
-#[cfg(feature = "redis")]
-impl Charge {
-    fn asked_of_redis(&self) -> redis::Asked {
-        redis::Asked { key: self.policy.store_key(&self.key), rule: self.rule(), cost: self.cost }
-    }
-}
-
-#[cfg(feature = "redis")]
-impl Inner {
-    /// A refusal that Redis gave before and that still holds.
-    ///
-    /// Only for a check of one policy: with several, another one may since have
-    /// come to refuse for longer, or to start its block.
-    fn denied_before(&self, charges: &[Charge], now: Millis) -> Option<Decision> {
-        let [charge] = charges else { return None };
-        let outcome = self.local.denial(&charge.asked(), now)?;
-        let answer = Answer { limit: charge.rule().limit, outcome };
-        Some(self.conclude(charges, &[answer], Source::DenyCache))
-    }
-
-    async fn decide_by_redis(&self, charges: &[Charge]) -> Decision {
-        let Backend::Redis(store) = &self.backend else {
-            return self.decide_locally(charges, self.clock.now());
-        };
-        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked_of_redis).collect();
-        let before = match store.charge(&asked).await {
-            Ok(before) => before,
-            Err(error) => return self.fall_back(charges, &error),
-        };
-        // The time left is counted from the answer, later than Redis does: what
-        // is promised is then true there as well.
-        let now = self.clock.now();
-        let mut lines: ArrayVec<Line, MAX_POLICIES> = charges
-            .iter()
-            .zip(before)
-            .map(|(charge, before)| Line { rule: charge.rule(), cost: charge.cost, state: before.at(now) })
-            .collect();
-        let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
-        crate::algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
-        for ((charge, line), outcome) in charges.iter().zip(&lines).zip(&outcomes) {
-            if line.state != State::Idle {
-                let refused = matches!(outcome.refusal, Some(Refusal::Limit | Refusal::Blocked));
-                self.local.mirror(&charge.asked(), line.state, refused, now);
-            }
-        }
-        let answer = |(line, outcome): (&Line, Outcome)| Answer { limit: line.rule.limit, outcome };
-        let answers: Answers = lines.iter().zip(outcomes).map(answer).collect();
-        self.conclude(charges, &answers, Source::Redis)
-    }
-
-    /// The one place where a store that could not decide becomes a decision.
-    fn fall_back(&self, charges: &[Charge], error: &StoreError) -> Decision {
-        for charge in charges {
-            let policy = charge.policy.policy().name();
-            self.observers.tell(|observer| observer.fell_back(policy, error.kind()));
-        }
-        self.decide_locally(charges, self.clock.now())
     }
 }
 

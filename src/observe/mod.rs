@@ -122,6 +122,19 @@ impl<'a> Checked<'a> {
         self.shadow
     }
 
+    /// How many identities this process remembers, some of which have ended.
+    #[must_use]
+    pub fn local_entries(&self) -> usize {
+        self.local_entries
+    }
+
+    /// How many checks so far have found this process's table full of refused
+    /// identities.
+    #[must_use]
+    pub fn overflowed(&self) -> usize {
+        self.overflowed
+    }
+
     /// Whether at least 80 % of the limit is used and the request was allowed.
     #[must_use]
     pub fn is_near_limit(&self) -> bool {
