@@ -44,6 +44,7 @@ impl Clock {
     }
 }
 
+/// Without the 128-bit arithmetic of `Duration::as_millis`.
 fn whole_millis(duration: Duration) -> Millis {
-    Millis::try_from(duration.as_millis()).unwrap_or(Millis::MAX)
+    duration.as_secs().saturating_mul(1000).saturating_add(duration.subsec_millis().into())
 }

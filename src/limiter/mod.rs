@@ -220,7 +220,7 @@ impl RateLimiter {
         for charge in charges {
             add(&mut distinct, charge);
         }
-        self.begin(distinct).await
+        self.begin(&distinct).await
     }
 
     /// The numbers of one identity, without a charge and never refused.
@@ -286,28 +286,28 @@ impl RateLimiter {
 
     /// Starts a check of distinct charges. Everything that needs no I/O is
     /// decided here, without allocating.
-    pub(crate) fn begin(&self, charges: Charges) -> Check {
+    pub(crate) fn begin(&self, charges: &Charges) -> Check {
         let inner = &self.0;
         let now = inner.clock.now();
         inner.problems.look(now, &inner.observers);
         match &inner.backend {
-            Backend::Memory => Check::Ready(inner.decide_locally(&charges, now)),
+            Backend::Memory => Check::Ready(inner.decide_locally(charges, now)),
             #[cfg(feature = "redis")]
             Backend::Redis(store) => {
-                if let Some(denied) = inner.denied_before(&charges, now) {
+                if let Some(denied) = inner.denied_before(charges, now) {
                     return Check::Ready(denied);
                 }
                 if let Some(error) = store.unavailable() {
-                    return Check::Ready(inner.fall_back(&charges, &error));
+                    return Check::Ready(inner.fall_back(charges, &error));
                 }
-                let inner = inner.clone();
+                let (inner, charges) = (inner.clone(), charges.clone());
                 Check::Waiting(Box::pin(async move { inner.decide_by_redis(&charges).await }))
             }
             #[cfg(feature = "test-util")]
             Backend::Scripted(script) => {
                 let answers: ArrayVec<_, MAX_POLICIES> =
                     charges.iter().map(|charge| script.next(&charge.rule())).collect();
-                Check::Ready(inner.conclude(&charges, &answers, Source::Local))
+                Check::Ready(inner.conclude(charges, &answers, Source::Local))
             }
         }
     }

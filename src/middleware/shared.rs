@@ -120,7 +120,7 @@ impl Shared {
             Charged(before.iter().flat_map(|charged| charged.0.iter().cloned()).chain(here).collect())
         });
         let passed = Passed { notes, mark };
-        match self.limiter.begin(charges) {
+        match self.limiter.begin(&charges) {
             Check::Ready(decision) => self.conclude(decision, passed, &head),
             #[cfg(feature = "redis")]
             check @ Check::Waiting(_) => Admission::Undecided(Checking { check, passed }),
@@ -143,7 +143,7 @@ impl Shared {
     /// Tells the client of an admitted request how much is left.
     pub(super) fn describe<R>(&self, response: &mut Response<R>, shown: Shown) {
         let decision = shown.decision;
-        if !decision.is_shadow() {
+        if self.fields.enabled && !decision.is_shadow() {
             let since_epoch = self.limiter.clock().since_epoch();
             let limit = self.limit_value(&decision);
             self.fields.describe(response.headers_mut(), &decision, &limit, since_epoch);

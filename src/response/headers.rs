@@ -40,7 +40,8 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// Writes the numbers of an allowance on the inner service's response.
+    /// Writes the numbers of an allowance on the inner service's response, where
+    /// fields are enabled.
     /// `limit` is the ready-made value of the policy's own limit.
     pub(crate) fn describe(
         &self,
@@ -49,7 +50,7 @@ impl Fields {
         limit: &HeaderValue,
         since_epoch: Duration,
     ) {
-        if !self.enabled || is_tighter(headers, decision) {
+        if is_tighter(headers, decision) {
             return;
         }
         headers.insert(LIMIT, limit.clone());

@@ -105,13 +105,14 @@ impl LocalTable {
 
     /// Plays one check, atomically over all its keys.
     pub(crate) fn check(&self, asked: &[Asked<'_>], share: Share, now: Millis) -> Answers {
+        if let [asked] = asked {
+            return Answers::from_iter([self.check_one(asked, share, now)]);
+        }
         let mut locked = self.lock_all(asked);
         let mut lines = ArrayVec::<Line, MAX_POLICIES>::new();
         for (asked, place) in asked.iter().zip(&locked.places) {
-            let found = locked.guards[place.guard].look_up(place.hash, asked, now);
-            let limit = share.limit(asked.rule.limit, found.mirrored);
-            let rule = Rule { limit, ..asked.rule };
-            lines.push(Line { rule, cost: asked.cost, state: found.state });
+            let shard = &locked.guards[place.guard];
+            lines.push(shard.line(shard.position(place.hash, asked), asked, share, now));
         }
         let mut answers = Answers::new();
         let mut limits =
@@ -120,24 +121,33 @@ impl LocalTable {
             answers.push(Answer { limit: limits.next().unwrap_or(0), outcome });
         });
         for (i, asked) in asked.iter().enumerate() {
-            let place = locked.places[i];
-            let rank = Rank::after(&answers[i].outcome);
-            let shard = &mut locked.guards[place.guard];
-            let change = Change { state: lines[i].state, rank, now };
-            if let Stored::NoRoom = shard.store(place.hash, asked, change, self) {
-                shard.overflow.insert(asked.policy, change.state);
-                self.overflowed.fetch_add(1, Ordering::Relaxed);
-            }
+            let Place { guard, hash } = locked.places[i];
+            let change = Change::new(lines[i].state, &answers[i].outcome, now);
+            // Looked up again: making room for the one before may have moved it.
+            let position = locked.guards[guard].position(hash, asked);
+            locked.guards[guard].keep(position, hash, asked, change, self);
         }
         answers
     }
 
+    /// The same for one key, which is found once.
+    fn check_one(&self, asked: &Asked<'_>, share: Share, now: Millis) -> Answer {
+        let (hash, mut shard) = self.lock(asked);
+        let position = shard.position(hash, asked);
+        let mut lines = [shard.line(position, asked, share, now)];
+        let limit = lines[0].rule.limit;
+        // Replaced by the one outcome of the one line.
+        let mut outcome = algorithm::peek(&asked.rule, State::Idle, now);
+        algorithm::step(&mut lines, now, |only| outcome = only);
+        shard.keep(position, hash, asked, Change::new(lines[0].state, &outcome, now), self);
+        Answer { limit, outcome }
+    }
+
     /// The numbers of one identity, without a check.
     pub(crate) fn peek(&self, asked: &Asked<'_>, share: Share, now: Millis) -> Answer {
-        let (hash, mut shard) = self.lock(asked);
-        let found = shard.look_up(hash, asked, now);
-        let rule = Rule { limit: share.limit(asked.rule.limit, found.mirrored), ..asked.rule };
-        Answer { limit: rule.limit, outcome: algorithm::peek(&rule, found.state, now) }
+        let (hash, shard) = self.lock(asked);
+        let Line { rule, state, .. } = shard.line(shard.position(hash, asked), asked, share, now);
+        Answer { limit: rule.limit, outcome: algorithm::peek(&rule, state, now) }
     }
 
     /// Forgets one identity under one policy.
@@ -150,11 +160,12 @@ impl LocalTable {
     /// whether Redis refused.
     pub(crate) fn mirror(&self, asked: &Asked<'_>, state: State, refused: bool, now: Millis) {
         let (hash, mut shard) = self.lock(asked);
-        let known = shard.slot(hash, asked).map_or(State::Idle, |slot| slot.state.at(now));
+        let position = shard.position(hash, asked);
+        let known = position.map_or(State::Idle, |position| shard.slots[position].state.at(now));
         let state = merge(known, state.at(now), asked.rule.window);
         let rank =
             if refused { Rank::Refused } else { Rank::after(&algorithm::peek(&asked.rule, state, now)) };
-        let Stored::In(slot) = shard.store(hash, asked, Change { state, rank, now }, self) else {
+        let Stored::In(slot) = shard.store(position, hash, asked, Change { state, rank, now }, self) else {
             return;
         };
         slot.mirrored = match state {
@@ -168,12 +179,17 @@ impl LocalTable {
     /// The refusal that Redis gave this identity, while it lasts and if it
     /// refuses this cost as well.
     pub(crate) fn denial(&self, asked: &Asked<'_>, now: Millis) -> Option<Outcome> {
-        let (hash, mut shard) = self.lock(asked);
-        let state = shard.slot(hash, asked).filter(|slot| slot.denied)?.state.at(now);
+        let (hash, shard) = self.lock(asked);
+        let slot = &shard.slots[shard.position(hash, asked)?];
+        if !slot.denied {
+            return None;
+        }
+        let state = slot.state.at(now);
+        drop(shard);
         let mut lines = [Line { rule: asked.rule, cost: asked.cost, state }];
         let mut denial = None;
+        // On a copy: what is admitted here is not charged here.
         algorithm::step(&mut lines, now, |outcome| denial = Some(outcome));
-        // Against this copy: an admitted cost is not charged here.
         denial.filter(|outcome| matches!(outcome.refusal, Some(Refusal::Limit | Refusal::Blocked)))
     }
 
@@ -270,6 +286,12 @@ struct Change {
     now: Millis,
 }
 
+impl Change {
+    fn new(state: State, outcome: &Outcome, now: Millis) -> Self {
+        Self { state, rank: Rank::after(outcome), now }
+    }
+}
+
 #[derive(Debug)]
 struct Slot {
     policy: u32,
@@ -290,13 +312,6 @@ enum Stored<'a> {
     /// An idle state needs no slot.
     Nothing,
     NoRoom,
-}
-
-/// What is known of one identity.
-#[derive(Clone, Copy, Default)]
-struct Found {
-    state: State,
-    mirrored: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -320,27 +335,47 @@ impl Shard {
         self.index.find(hash, same).copied()
     }
 
-    fn slot(&mut self, hash: u64, asked: &Asked<'_>) -> Option<&mut Slot> {
-        self.position(hash, asked).map(|position| &mut self.slots[position])
+    /// One policy's part in a check: what is known, and the limit in force.
+    fn line(&self, position: Option<usize>, asked: &Asked<'_>, share: Share, now: Millis) -> Line {
+        let (state, mirrored) = match position {
+            Some(position) => (self.slots[position].state.at(now), self.slots[position].mirrored),
+            None if self.must_overflow(now) => {
+                (self.overflow.get(&asked.policy).copied().unwrap_or_default().at(now), None)
+            }
+            None => (State::Idle, None),
+        };
+        // What Redis said of a window that is over does not count.
+        let mirrored = mirrored.filter(|_| state != State::Idle);
+        let rule = Rule { limit: share.limit(asked.rule.limit, mirrored), ..asked.rule };
+        Line { rule, cost: asked.cost, state }
     }
 
-    fn look_up(&mut self, hash: u64, asked: &Asked<'_>, now: Millis) -> Found {
-        if let Some(slot) = self.slot(hash, asked) {
-            let state = slot.state.at(now);
-            let mirrored = if state == State::Idle { None } else { slot.mirrored };
-            return Found { state, mirrored };
+    /// Stores a state after a check; with no room, in what newcomers share.
+    fn keep(
+        &mut self,
+        position: Option<usize>,
+        hash: u64,
+        asked: &Asked<'_>,
+        change: Change,
+        table: &LocalTable,
+    ) {
+        if let Stored::NoRoom = self.store(position, hash, asked, change, table) {
+            self.overflow.insert(asked.policy, change.state);
+            table.overflowed.fetch_add(1, Ordering::Relaxed);
         }
-        if self.must_overflow(now) {
-            let state = self.overflow.get(&asked.policy).copied().unwrap_or_default().at(now);
-            return Found { state, mirrored: None };
-        }
-        Found::default()
     }
 
     /// Writes a state into its slot, or into a new one.
-    fn store(&mut self, hash: u64, asked: &Asked<'_>, change: Change, table: &LocalTable) -> Stored<'_> {
+    fn store(
+        &mut self,
+        position: Option<usize>,
+        hash: u64,
+        asked: &Asked<'_>,
+        change: Change,
+        table: &LocalTable,
+    ) -> Stored<'_> {
         let end = change.state.end();
-        if let Some(position) = self.position(hash, asked) {
+        if let Some(position) = position {
             let slot = &mut self.slots[position];
             if slot.state.at(change.now) == State::Idle {
                 // Another window: what Redis said of the last one is over.
