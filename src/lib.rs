@@ -1,4 +1,235 @@
-//! A tower layer that enforces one shared rate limit.
+//! A tower layer that enforces one shared rate limit across every replica of
+//! an HTTP or gRPC service, and keeps enforcing it when Redis is slow, broken
+//! or gone.
+//!
+//! ```
+//! use std::net::SocketAddr;
+//!
+//! use axum::{Router, body::Body, http::Request, routing::get};
+//! use tower::ServiceExt;
+//! use tower_ratelimit::{Rate, RateLimitLayer};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let app = Router::new()
+//!     .route("/", get(|| async { "hello" }))
+//!     .layer(RateLimitLayer::per_ip(Rate::per_minute(2)));
+//!
+//! // A test has no connection, so it says itself who the peer is.
+//! let peer = SocketAddr::from(([203, 0, 113, 9], 51_512));
+//! let request = || Request::get("/").extension(peer).body(Body::empty());
+//!
+//! let response = app.clone().oneshot(request()?).await?;
+//! assert_eq!(response.status(), 200);
+//! assert_eq!(response.headers()["x-ratelimit-limit"], "2");
+//! assert_eq!(response.headers()["x-ratelimit-remaining"], "1");
+//! assert_eq!(app.clone().oneshot(request()?).await?.status(), 200);
+//!
+//! let response = app.oneshot(request()?).await?;
+//! assert_eq!(response.status(), 429);
+//! assert!(response.headers().contains_key("retry-after"));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! On a server the peer address comes from the connection. axum passes it on
+//! only if it is served so:
+//!
+//! ```no_run
+//! # use std::net::SocketAddr;
+//! # async fn serve(app: axum::Router) -> std::io::Result<()> {
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//! axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
+//! # }
+//! ```
+//!
+//! Shared by all replicas through Redis. This builds at once, even if Redis is
+//! down:
+//!
+//! ```
+//! # #[cfg(feature = "redis")]
+//! # {
+//! use tower_ratelimit::{Rate, RateLimitLayer};
+//!
+//! let layer = RateLimitLayer::per_ip(Rate::per_minute(100)).redis("redis://127.0.0.1:6379")?;
+//! # }
+//! # Ok::<(), tower_ratelimit::BuildError>(())
+//! ```
+//!
+//! The long form, with all settings, is [`RateLimitLayer::builder`]. Limits
+//! outside of HTTP, in a job queue or a WebSocket loop, are
+//! [`RateLimiter::check`].
+//!
+//! # The life of a request
+//!
+//! 1. **Skip.** A CORS preflight, and a request that a
+//!    [`skip`](middleware::RateLimitLayerBuilder::skip) picks, goes on at once. It
+//!    costs nothing, touches no store and gets no headers.
+//! 2. **Identify.** An [identity](identity) reads from the head of the request
+//!    who is asking. The default is the client address. What happens when the
+//!    request does not say is [`Missing`](middleware::Missing).
+//! 3. **Check.** All policies of the layer in one step: one round trip to Redis,
+//!    none in memory. The request is admitted only if all of them admit it. A
+//!    refused request adds to no count; it may start a
+//!    [block](Policy::block_for).
+//! 4. **Forward or refuse.** The inner service is called after the verdict, never
+//!    before. A refusal is 429 (RFC 6585) with a JSON body, or
+//!    [your own response](response::Reply).
+//! 5. **Headers.** `x-ratelimit-limit`, `-remaining` and `-reset` on every
+//!    response that was limited, whatever its status; `retry-after` (RFC 9110,
+//!    section 10.2.3) in whole seconds, rounded up and at least 1, on refusals.
+//!    What the inner service has set is never made more permissive.
+//!
+//! A request is **charged when its future is first polled**, not when the service
+//! is called, and once for each policy, however many layers with that policy it
+//! passes. If the client goes away and the future is dropped:
+//!
+//! | dropped | counted |
+//! |---|---|
+//! | before the first poll | no |
+//! | while Redis is asked | once or not at all, never more |
+//! | after the verdict | yes: the request was admitted |
+//!
+//! The error of the inner service is passed on untouched, and so is its readiness.
+//! The layer itself has no errors.
+//!
+//! # When Redis fails
+//!
+//! A check with Redis has one deadline for everything: connecting, sending, the
+//! answer. It is 100 ms by default
+//! ([`deadline`](RateLimiterBuilder::deadline)). What Redis cannot decide in
+//! that time is decided by this process.
+//!
+//! | what happens | what the request sees | what the operator sees |
+//! |---|---|---|
+//! | Redis is down at start | building succeeds; the first check waits for the first attempt to connect, at most the deadline; then the fallback | one warning, `ratelimit_store_connected` 0 |
+//! | connection refused, reset or closed | the fallback, without a wait | one line per change of state, a counter by reason |
+//! | it accepts and never answers | checks wait at most the deadline; after three missed deadlines in a row the connection is dropped and nobody waits | the same |
+//! | it has lost the script (restart, `SCRIPT FLUSH`) | nothing: the script is sent again, once | nothing |
+//! | `READONLY` (a demoted master) | the fallback; the connection is dropped | reason `readonly` |
+//! | `LOADING`, `BUSY`, `OOM`, `MISCONF`, `MASTERDOWN`, `CLUSTERDOWN`, `NOREPLICAS`, too many clients | the fallback | [reason by name](store::StoreErrorKind) |
+//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, a cluster's redirect | the fallback | an error line with `misconfigured = true` when a connection is tried; never the password |
+//! | more than 4096 checks wait at once | the fallback | reason `overload` |
+//!
+//! **The fallback** is a table in this process. It is *warm*: each answer of Redis
+//! is mirrored into it, so a client that had used 80 of 100, as of the last answer
+//! that this process saw, has 20 left, and a blocked one stays blocked. By default
+//! each replica admits all that is left; with four replicas,
+//! [`fallback_share(1, 4)`](RateLimiterBuilder::fallback_share) has each admit a
+//! quarter of it. A charge whose outcome is unknown is never sent again: it may
+//! count twice against the client, never zero times.
+//!
+//! **The way back.** A background task connects again, after 50 ms doubling to
+//! 1 s, with jitter. It tries a charge on a key of its own before checks use the
+//! connection, so no request pays for that. After repeated losses within a minute
+//! it stays away longer, up to 10 s.
+//!
+//! **Not yet** in this version:
+//!
+//! * Counts are not reconciled. What was admitted in a fallback is not added to
+//!   Redis afterwards, so across an outage a client can get, from each replica,
+//!   what the fallback admits, and then what Redis still has left for it.
+//! * The fallback cannot be chosen per policy: no "refuse" (503) and no "admit
+//!   all" while Redis is gone.
+//! * No Redis Cluster, and no TLS: a `rediss://` URL is refused at build.
+//! * No sliding window, token bucket, refund, or gRPC-shaped refusal.
+//!
+//! # Behind a proxy
+//!
+//! Behind a load balancer every connection comes from the balancer, so without
+//! more all clients share one bucket. Name the proxies, and only them:
+//!
+//! ```
+//! use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter, identity::ClientIp};
+//!
+//! let layer = RateLimitLayer::builder(RateLimiter::memory())
+//!     .policy(Policy::fixed_window("http", Rate::per_minute(100)))
+//!     .client_ip(ClientIp::behind(["10.0.0.0/8"])?)
+//!     .build()?;
+//! # Ok::<(), tower_ratelimit::BuildError>(())
+//! ```
+//!
+//! `X-Forwarded-For` is then read from the right to the left, past trusted
+//! proxies. From any other peer it is ignored, for anyone can write it. Hop counts,
+//! CDNs, `Forwarded` (RFC 7239) and other headers, and the mistakes to avoid, are
+//! in the docs of [`ClientIp`](identity::ClientIp). IPv6 clients are grouped by
+//! /64. [`ClientIp::explain`](identity::ClientIp::explain) tells why a request is
+//! counted as it is.
+//!
+//! A missing peer address, and a forwarding header from a private peer that is not
+//! trusted, are told as an `error` event with the line to add, at once and every
+//! minute while it lasts: see [`Problem`](observe::Problem). Requests without any
+//! address share one bucket.
+//!
+//! # What an algorithm admits
+//!
+//! | algorithm | in a window | worst span as long as a window |
+//! |---|---|---|
+//! | [fixed window](Algorithm::FixedWindow), starting at the first request of an identity | the limit | twice the limit: the end of one window and the start of the next |
+//! | the same with a [block](Policy::block_for) shorter than the window (warned about at build) | the limit | about limit x window / block, as the block ends the window early |
+//!
+//! If that is too much, halve the limit or the window.
+//!
+//! # Keys in Redis
+//!
+//! An identity is counted under `<policy>:rl:<identity>`, with an optional
+//! [namespace](RateLimiterBuilder::namespace) in front:
+//!
+//! ```text
+//! http:rl:203.0.113.9                   "3", PTTL 41337
+//! myapp:http:rl:2001:db8:1:2::/64       "1", PTTL 59990
+//! login:rl:{203.0.113.9}:ann            checked together with another policy
+//! ```
+//!
+//! The value is the count, a plain integer; its TTL in milliseconds is what is left
+//! of the window. A block is the value `9100000000000000000` with the TTL of the
+//! block. No key is left without a TTL. One that is found without is given the
+//! window's, and a value that is not a count is replaced. Policies that are checked
+//! together have the first part of the identity in braces, so that their keys share
+//! a slot of a cluster. How identities become text is in the docs of [`KeyBuilder`].
+//!
+//! **Sharing with another program.** One that runs `INCR` on such a key, and
+//! `PEXPIRE` with the window if the answer is 1, shares the count with this crate. To
+//! it a block is simply over the limit. It usually counts refused requests too, which
+//! this crate does not.
+//!
+//! # Cost
+//!
+//! * **Memory** is bounded: 250,000 identities by default
+//!   ([`local_capacity`](RateLimiterBuilder::local_capacity)), at about 160 bytes
+//!   for an address and about 290 for the longest key, so 40 to 70 MB when full.
+//!   When it is full, the soonest-ending of those with something left go first; those that were
+//!   refused stay, and newcomers share one bucket when there is nobody else.
+//! * **Allocations.** In memory the check, and the layer around one service without
+//!   headers, allocate nothing. The headers take four allocations, two of them in the
+//!   header map. Where a layer wraps several services, as axum's `Router` has it do
+//!   for each route, or where a policy stands in several layers, a marker in the
+//!   request's extensions takes two more. A refusal allocates its response, a check
+//!   with Redis its message and future.
+//!
+//! # Features
+//!
+//! Features only add: none changes what another part of the crate does.
+//!
+//! | feature | default | adds | costs |
+//! |---|---|---|---|
+//! | `axum` | yes | reads axum's `ConnectInfo`, `MatchedPath` and `OriginalUri` | axum, without its default features |
+//! | `redis` | yes | `RateLimiter::redis`, `RateLimitLayer::redis` | redis, deadpool-redis, fastrand, tokio's runtime |
+//! | `tonic` | no | reads tonic's `TcpConnectInfo` | tonic, server only |
+//! | `metrics` | no | `observe::Metrics`, which reports through the `metrics` facade once it is installed | metrics |
+//! | `unicode` | no | `identity::normalize::account`: trim, lower case, NFC | unicode-normalization |
+//! | `test-util` | no | `test_util`: a scripted limiter, a clock to turn by hand, fresh namespaces | nothing |
+//!
+//! Without `axum` and `tonic` the peer address is read from a bare `SocketAddr` or
+//! `IpAddr` in the request's extensions.
+//!
+//! # Versions
+//!
+//! The minimum supported Rust version is 1.88. It may rise in a minor version, never
+//! in a patch. The crate follows semantic versioning. These are breaking as well,
+//! because clients, dashboards and other replicas depend on them: a changed response
+//! header or body, the name or label of a metric, the layout of a key or value in
+//! Redis, an environment variable, a default.
 
 // Without a shared store nothing uses the mirror, the deny cache and the fallback; with it, everything is
 // checked as usual.
@@ -16,6 +247,8 @@ mod limiter;
 pub mod middleware;
 pub mod observe;
 mod policy;
+#[cfg(all(doctest, feature = "axum", feature = "redis"))]
+mod readme;
 pub mod response;
 pub mod settings;
 pub mod store;

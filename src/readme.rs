@@ -1,0 +1,2 @@
+//! Compiled by doc tests only, so that the code in the README works.
+#![doc = include_str!("../README.md")]
