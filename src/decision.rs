@@ -91,7 +91,8 @@ impl Decision {
         self.shadow
     }
 
-    /// Seconds for `Retry-After`: rounded up, at least 1.
+    /// Seconds for `Retry-After` (RFC 9110, section 10.2.3): rounded up, at least
+    /// 1. `None` where [`retry_after`](Self::retry_after) is.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.outcome.retry_after_ms.map(|ms| ms.div_ceil(1000).max(1))

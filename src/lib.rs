@@ -65,7 +65,7 @@
 //! 1. **Skip.** A CORS preflight, and a request that a
 //!    [`skip`](middleware::RateLimitLayerBuilder::skip) picks, goes on at once. It
 //!    costs nothing, touches no store and gets no headers.
-//! 2. **Identify.** An [identity](identity) reads from the head of the request
+//! 2. **Identify.** An [identity] reads from the head of the request
 //!    who is asking. The default is the client address. What happens when the
 //!    request does not say is [`Missing`](middleware::Missing).
 //! 3. **Check.** All policies of the layer in one step: one round trip to Redis,

@@ -73,7 +73,7 @@ impl Rate {
         Self { limit: limit as u64, window_ms: seconds * 1000 }
     }
 
-    /// How much is allowed in one window.
+    /// How much is allowed in one window, 0 to [`MAX_LIMIT`].
     #[must_use]
     pub const fn limit(&self) -> u64 {
         self.limit
@@ -125,8 +125,10 @@ pub enum Algorithm {
 /// ```
 ///
 /// The name is part of every key in Redis (`login:rl:<identity>`) and of every
-/// metric. Names and blocks are checked where a policy meets its limiter, when
-/// a layer is built or by [`RateLimiter::policy`](crate::RateLimiter::policy).
+/// metric. The same rule under the same name is one count; see
+/// [`RateLimiter::policy`](crate::RateLimiter::policy) for another rule under a
+/// name that is in use. Names and blocks are checked where a policy meets its
+/// limiter, when a layer is built or by [`RateLimiter::policy`](crate::RateLimiter::policy).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a policy does nothing until a limiter or a layer has it"]
 pub struct Policy {
@@ -148,12 +150,17 @@ impl Policy {
     /// The first refusal starts a block of this length, 1 ms to 366 days in
     /// whole milliseconds; tries during the block do not extend it, and after
     /// it the identity has its whole allowance again. Default: no block.
+    ///
+    /// A refused cost of 0, or above the limit, starts none, nor does a limit of
+    /// 0. A block shorter than the window ends it early, which is warned about.
     pub fn block_for(mut self, block_for: Duration) -> Self {
         self.block_for = Some(block_for);
         self
     }
 
-    /// Counts and reports, but never refuses. Default: enforced.
+    /// Counts and reports, but never refuses: what it would have refused is told
+    /// to [observers](crate::observe), not to the client. Its numbers are not in
+    /// headers. Default: enforced.
     pub fn shadow(mut self) -> Self {
         self.shadow = true;
         self

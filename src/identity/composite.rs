@@ -18,12 +18,39 @@ use crate::key::{Key, KeyBuilder};
 ///
 /// ```
 /// use tower_ratelimit::identity::{All, ClientIp, Header, Route};
+/// use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
 ///
 /// let login = All::new()
 ///     .part(ClientIp::peer())
 ///     .part(Header::new("x-account")?)
 ///     .part(Route::new());
-/// # Ok::<(), tower_ratelimit::identity::InvalidHeaderName>(())
+/// // The same as a tuple: (ClientIp::peer(), Header::new("x-account")?, Route::new())
+///
+/// let layer = RateLimitLayer::builder(RateLimiter::memory())
+///     .policy_by(Policy::fixed_window("login", Rate::per_minute(5)), login)
+///     .policy_by(Policy::fixed_window("login-ip", Rate::per_minute(50)), ClientIp::peer())
+///     .build()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// What a request is counted as:
+///
+/// ```
+/// use http::Request;
+/// use tower_ratelimit::identity::{Header, Identified, Identify, Method, RequestHead};
+/// use tower_ratelimit::Key;
+///
+/// let by_method_and_account = (Method::new(), Header::new("x-account")?);
+/// let key = |request: &Request<()>| {
+///     match by_method_and_account.identify(&RequestHead::new(request), Key::builder()) {
+///         Identified::Known(key, _) => key.finish().as_str().to_owned(),
+///         _ => String::from("missing"),
+///     }
+/// };
+/// let request = Request::get("/").header("x-account", "ann").body(())?;
+/// assert_eq!(key(&request), "method=GET:header.x-account=ann");
+/// assert_eq!(key(&Request::get("/").body(())?), "method=GET:none=");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Default)]
 #[must_use = "an identity does nothing until a layer has it"]

@@ -16,8 +16,35 @@ use crate::store::memory::{LocalTable, Share};
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_CAPACITY: usize = 250_000;
 
-/// Sets up a [`RateLimiter`]. Without [`redis`](Self::redis) it counts in this
+/// Sets up a [`RateLimiter`]. Without an address of Redis it counts in this
 /// process.
+///
+/// ```
+/// # #[cfg(feature = "redis")]
+/// # {
+/// use std::time::Duration;
+/// use tower_ratelimit::RateLimiter;
+///
+/// // One of four replicas that share a Redis with other applications.
+/// let limiter = RateLimiter::builder()
+///     .redis("redis://127.0.0.1:6379")
+///     .namespace("shop")
+///     .deadline(Duration::from_millis(50))
+///     .fallback_share(1, 4)
+///     .build()?;
+/// # }
+/// # Ok::<(), tower_ratelimit::BuildError>(())
+/// ```
+///
+/// A mistake is an error of [`build`](Self::build), which names the setting:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::RateLimiter;
+///
+/// let error = RateLimiter::builder().deadline(Duration::from_millis(50)).build().unwrap_err();
+/// assert_eq!(error.to_string(), "deadline: has no effect without Redis");
+/// ```
 #[must_use = "a limiter is built by `build`"]
 pub struct RateLimiterBuilder {
     origin: Origin,
@@ -57,7 +84,9 @@ impl RateLimiterBuilder {
     /// Counts in Redis: `redis://[user[:password]@]host[:port][/db]`.
     ///
     /// Nothing is sent before the first check, so building succeeds with Redis
-    /// down. Default: in this process.
+    /// down. What is wrong with the URL is an error of [`build`](Self::build);
+    /// `rediss://` (TLS) is not supported yet. Default: counts stay in this
+    /// process.
     #[cfg(feature = "redis")]
     pub fn redis(mut self, url: impl Into<String>) -> Self {
         self.origin = Origin::Redis(url.into());
@@ -73,39 +102,50 @@ impl RateLimiterBuilder {
     }
 
     /// How long a check may take with Redis, connecting included; then it falls
-    /// back to this process. 1 ms to 60 s. Default: 100 ms.
+    /// back to this process. 1 ms to 60 s. Refused without Redis, where it would
+    /// mean nothing. Default: 100 ms.
+    ///
+    /// It is also what a hanging Redis can cost: after three missed deadlines in
+    /// a row checks no longer wait.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
     /// Which part of a limit this process admits by itself while Redis is gone:
-    /// `fallback_share(1, 4)` for four replicas. Above 0, at most 1.
-    /// Default: all of it.
+    /// `fallback_share(1, 4)` for four replicas. Above 0, at most 1. Refused
+    /// without Redis. Default: all of it.
     ///
     /// In a window of which Redis has told, `max(1, share x what was left)`
-    /// more are admitted, none if nothing was left; in a window that starts
-    /// meanwhile `max(1, share x limit)`.
+    /// more are admitted, rounded down, none if nothing was left; in a window
+    /// that starts meanwhile `max(1, share x limit)`.
     pub fn fallback_share(mut self, numerator: u32, denominator: u32) -> Self {
         self.share = Some(Share { numerator, denominator });
         self
     }
 
-    /// How many identities this process remembers at most, about 100 bytes
-    /// each. When it is full, those who were refused are kept. 1 or more.
-    /// Default: 250,000.
+    /// How many identities this process remembers at most; an identity counts
+    /// once for each policy. About 160 bytes each for an address, up to about
+    /// 290 for the longest key. 1 or more. Default: 250,000, so 40 to 70 MB
+    /// when full; memory is taken as they come.
+    ///
+    /// When it is full, the soonest-ending of those with something left goes
+    /// first, then of those that are used up. Refused and blocked ones stay;
+    /// when there are no others, newcomers share one bucket for each policy.
     pub fn local_capacity(mut self, identities: usize) -> Self {
         self.capacity = identities;
         self
     }
 
-    /// Adds hooks, see [`Observer`]. Default: only `tracing` events.
+    /// Adds hooks, see [`Observer`]; call it again for more. `tracing` events
+    /// come in any case. Default: no other hooks.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.push(Box::new(observer));
         self
     }
 
-    /// Takes time from a clock that a test turns.
+    /// Takes time from a clock that a test turns. Redis keeps its own time.
+    /// Default: the clock of tokio, which tests can pause.
     #[cfg(feature = "test-util")]
     pub fn clock(mut self, clock: crate::test_util::ManualClock) -> Self {
         self.clock = Some(clock);
@@ -123,7 +163,11 @@ impl RateLimiterBuilder {
     /// # Errors
     ///
     /// Names the field and the value that is not legal, or the setting that has
-    /// no effect in this combination.
+    /// no effect in this combination: [`BuildError::RedisUrl`],
+    /// [`Namespace`](BuildError::Namespace), [`Deadline`](BuildError::Deadline),
+    /// [`FallbackShare`](BuildError::FallbackShare),
+    /// [`LocalCapacity`](BuildError::LocalCapacity) or
+    /// [`NeedsRedis`](BuildError::NeedsRedis).
     pub fn build(self) -> Result<RateLimiter, BuildError> {
         let namespace = checked_namespace(self.namespace.unwrap_or_default())?;
         if self.capacity == 0 {

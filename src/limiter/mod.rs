@@ -84,8 +84,9 @@ impl Charge {
         Self { policy: policy.clone(), key, cost: 1 }
     }
 
-    /// Another cost. 0 charges nothing and is refused exactly when 1 would be;
-    /// one above the limit is [`Refusal::TooLarge`].
+    /// Another cost, in the units of the limit. 0 charges nothing and is
+    /// refused exactly when 1 would be; one above the limit is
+    /// [`Refusal::TooLarge`]. Default: 1.
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
         self
@@ -131,7 +132,7 @@ impl Future for Check {
 }
 
 impl RateLimiter {
-    /// Counts in this process.
+    /// Counts in this process, with the defaults of [`RateLimiterBuilder`].
     #[must_use]
     pub fn memory() -> Self {
         #[expect(clippy::expect_used, reason = "no default is refused")]
@@ -157,20 +158,53 @@ impl RateLimiter {
     /// Makes a policy known to this limiter. The same rule under the same name
     /// is the same policy, whoever asks.
     ///
+    /// Another rule under a name that is in use is enforced too, under keys of
+    /// its own, and told as
+    /// [`Problem::PolicyConflict`](crate::observe::Problem::PolicyConflict): two
+    /// layers that share a name by mistake do not share a count.
+    ///
     /// # Errors
     ///
-    /// What is not legal about it.
+    /// [`BuildError::Policy`] with what is not legal about it.
     pub fn policy(&self, policy: Policy) -> Result<PolicyHandle, BuildError> {
         let [handle] = self.policies(&[policy])?;
         Ok(handle)
     }
 
     /// Makes policies known that are checked together: their keys in Redis
-    /// share a hash tag.
+    /// have the first part of the identity in braces, so that they share a slot
+    /// of a cluster. From then on that is so wherever these policies are used.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Charge, Key, Policy, Rate, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RateLimiter::memory();
+    /// let [user, all] = limiter.policies(&[
+    ///     Policy::fixed_window("export-user", Rate::per_hour(2)),
+    ///     Policy::fixed_window("export-all", Rate::per_hour(3)),
+    /// ])?;
+    /// let export = |name: &str| {
+    ///     limiter.check([
+    ///         Charge::new(&user, Key::principal(name)),
+    ///         Charge::new(&all, Key::principal("everybody")),
+    ///     ])
+    /// };
+    /// assert!(export("ann").await.is_allowed());
+    /// assert!(export("ann").await.is_allowed());
+    /// // Refused by one policy, counted by none: there is one left for Bob.
+    /// assert_eq!(export("ann").await.policy(), "export-user");
+    /// assert!(export("bob").await.is_allowed());
+    /// assert_eq!(export("bob").await.policy(), "export-all");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// What is not legal about one of them.
+    /// [`BuildError::Policy`] with what is not legal about one of them,
+    /// [`BuildError::DuplicatePolicy`] if two have one name.
     pub fn policies<const N: usize>(&self, policies: &[Policy; N]) -> Result<[PolicyHandle; N], BuildError> {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
         let handles = self.register(policies)?;
@@ -223,7 +257,9 @@ impl RateLimiter {
         self.begin(&distinct).await
     }
 
-    /// The numbers of one identity, without a charge and never refused.
+    /// The numbers of one identity, without a charge and never refused. One
+    /// round trip to Redis; what Redis does not answer within the deadline is
+    /// answered by this process, see [`Decision::source`].
     pub async fn peek(&self, policy: &PolicyHandle, key: &Key) -> Decision {
         let charge = Charge::new(policy, *key).cost(0);
         #[cfg(feature = "redis")]
@@ -234,7 +270,9 @@ impl RateLimiter {
         decision(&charge, answer, Source::Local)
     }
 
-    /// Forgets one identity under one policy, its block too.
+    /// Forgets one identity under one policy, its block too. Other processes
+    /// forget what they remember of it with the end of its window or block:
+    /// until then they may repeat a refusal.
     ///
     /// # Errors
     ///
@@ -260,8 +298,8 @@ impl RateLimiter {
         self.0.local.entries()
     }
 
-    /// Whether Redis decides at the moment. False in memory and during a
-    /// fallback.
+    /// Whether Redis decides at the moment. False in memory, during a fallback,
+    /// and before the first check, which is what connects.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         match &self.0.backend {

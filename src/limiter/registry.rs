@@ -43,7 +43,16 @@ impl PolicyHandle {
     ///
     /// `<policy>:rl:<identity>`, with the namespace in front; where the policy
     /// is checked together with others, the first part of the identity stands
-    /// in braces.
+    /// in braces. It may hold an address or an account name: do not log it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, Policy, Rate, RateLimiter};
+    ///
+    /// let limiter = RateLimiter::builder().namespace("shop").build()?;
+    /// let http = limiter.policy(Policy::fixed_window("http", Rate::per_minute(100)))?;
+    /// assert_eq!(http.store_key(&Key::principal("ann")), "shop:http:rl:ann");
+    /// # Ok::<(), tower_ratelimit::BuildError>(())
+    /// ```
     #[must_use]
     pub fn store_key(&self, key: &Key) -> String {
         let prefix = &self.0.prefix;

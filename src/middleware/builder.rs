@@ -18,18 +18,54 @@ use crate::response::{self, Fields, Json, Reply, ResetFormat};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {
-    /// It is limited by its address.
+    /// It is limited by its address, found as
+    /// [`client_ip`](RateLimitLayerBuilder::client_ip) says.
     #[default]
     ByIp,
-    /// It is not limited by that policy.
+    /// It is not limited by that policy. A client that can leave the identity
+    /// out is then not limited at all.
     Skip,
-    /// It is answered with this status, 400 to 499.
+    /// It is answered with this status, 400 to 499, and an empty body.
     Reject(StatusCode),
     /// All such requests share one bucket.
     Shared,
 }
 
 /// Sets up a [`RateLimitLayer`].
+///
+/// ```
+/// use http::{Method, StatusCode};
+/// use tower_ratelimit::identity::{ClientIp, Header};
+/// use tower_ratelimit::middleware::Missing;
+/// use tower_ratelimit::response::ResetFormat;
+/// use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
+///
+/// let layer = RateLimitLayer::builder(RateLimiter::memory())
+///     .policy(Policy::fixed_window("api", Rate::per_minute(600)))
+///     .policy_by(Policy::fixed_window("api-ip", Rate::per_minute(6_000)), ClientIp::peer())
+///     .identity(Header::secret("x-api-key")?)
+///     .missing(Missing::Reject(StatusCode::UNAUTHORIZED))
+///     .skip_path("/healthz")
+///     .skip_method(Method::HEAD)
+///     .skip(|head| head.path().starts_with("/static/"))
+///     .reset_format(ResetFormat::DeltaSeconds)
+///     .build()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Settings that exclude each other are an error of [`build`](Self::build):
+///
+/// ```
+/// use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter, response::ResetFormat};
+///
+/// let error = RateLimitLayer::builder(RateLimiter::memory())
+///     .policy(Policy::fixed_window("api", Rate::per_minute(600)))
+///     .reset_format(ResetFormat::Rfc3339)
+///     .without_headers()
+///     .build()
+///     .unwrap_err();
+/// assert_eq!(error.to_string(), "reset_format: cannot be set together with without_headers");
+/// ```
 #[must_use = "a layer is built by `build`"]
 pub struct RateLimitLayerBuilder {
     limiter: RateLimiter,
@@ -88,9 +124,9 @@ impl RateLimitLayerBuilder {
         }
     }
 
-    /// Adds a policy for the layer's identity. A layer takes 1 to 8; a request
-    /// is admitted only if all of them admit it, and refused by one it counts
-    /// for none.
+    /// Adds a policy for the layer's identity. A layer takes 1 to 8 with
+    /// different names; a request is admitted only if all of them admit it, and
+    /// refused by one it counts for none. Each charges a request 1.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policies.push((policy, None));
         self
@@ -111,7 +147,8 @@ impl RateLimitLayerBuilder {
     }
 
     /// How the client address is found: for the default identity, for
-    /// [`Missing::ByIp`] and for [`skip_ips`](Self::skip_ips).
+    /// [`Missing::ByIp`] and for [`skip_ips`](Self::skip_ips). It does not change
+    /// a [`ClientIp`] that is given as an identity.
     /// Default: the peer's address, no header is believed.
     pub fn client_ip(mut self, client_ip: ClientIp) -> Self {
         self.client_ip = Some(client_ip);
@@ -133,18 +170,21 @@ impl RateLimitLayerBuilder {
         self
     }
 
-    /// Does not limit this exact path, whatever the query.
+    /// Does not limit this exact path, whatever the query. `/healthz/` is another
+    /// one.
     pub fn skip_path(self, path: impl Into<String>) -> Self {
         let path = path.into();
         self.skip(move |head| head.path() == path)
     }
 
-    /// Does not limit this method.
+    /// Does not limit this method. Default: all are limited.
     pub fn skip_method(self, method: Method) -> Self {
         self.skip(move |head| *head.method() == method)
     }
 
-    /// Does not limit clients in these ranges, CIDR texts or single addresses.
+    /// Does not limit clients in these ranges, CIDR texts or single addresses,
+    /// by the address that [`client_ip`](Self::client_ip) finds. A text that is
+    /// neither is an error of [`build`](Self::build).
     pub fn skip_ips(mut self, ranges: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.skip_ips.extend(ranges.into_iter().map(Into::into));
         self
@@ -200,7 +240,11 @@ impl RateLimitLayerBuilder {
     ///
     /// # Errors
     ///
-    /// Names the setting that is not legal, or the two that exclude each other.
+    /// Names the setting that is not legal, or the two that exclude each other:
+    /// [`BuildError::NoPolicy`], [`TooManyPolicies`](BuildError::TooManyPolicies),
+    /// [`DuplicatePolicy`](BuildError::DuplicatePolicy),
+    /// [`Policy`](BuildError::Policy), [`Conflict`](BuildError::Conflict),
+    /// [`Status`](BuildError::Status) or [`ClientIp`](BuildError::ClientIp).
     pub fn build(self) -> Result<RateLimitLayer, BuildError> {
         self.check()?;
         let client_ip = self.client_ip.unwrap_or_default();

@@ -17,6 +17,11 @@ use crate::policy::{Policy, Rate};
 ///
 /// All services of one layer, and of its clones, share their counters. A
 /// request is charged once for each policy, however many of them it passes.
+/// What becomes of a request, and what when Redis fails, is told on the
+/// [crate's page](crate).
+///
+/// It has no type parameter, so it can be a field of a struct. It works with any
+/// service of HTTP requests that is [`Clone`], whatever its bodies.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -35,7 +40,8 @@ pub struct RateLimitLayer {
 }
 
 impl RateLimitLayer {
-    /// Limits each peer address by the policy `http`, in this process. IPv6
+    /// Limits each peer address by the policy `http`, a
+    /// [fixed window](crate::Algorithm::FixedWindow), in this process. IPv6
     /// addresses are grouped by /64.
     ///
     /// Behind a proxy every peer is the proxy: use [`builder`](Self::builder)
@@ -49,18 +55,22 @@ impl RateLimitLayer {
             .expect("no default is refused")
     }
 
-    /// The same layer, counting in Redis and so shared by all replicas.
-    /// Succeeds at once, even if Redis is down.
+    /// The same layer, counting in Redis and so shared by all replicas:
+    /// `redis://[user[:password]@]host[:port][/db]`. Succeeds at once, even if
+    /// Redis is down. The limiter has the defaults of
+    /// [`RateLimiterBuilder`](crate::RateLimiterBuilder), whatever that of this
+    /// layer had.
     ///
     /// # Errors
     ///
-    /// [`BuildError::RedisUrl`].
+    /// [`BuildError::RedisUrl`] if the URL is not one of Redis.
     #[cfg(feature = "redis")]
     pub fn redis(self, url: impl Into<String>) -> Result<Self, BuildError> {
         RateLimitLayerBuilder::from_layer(&self.shared, RateLimiter::redis(url)?).build()
     }
 
-    /// All settings, on a limiter of one's own.
+    /// All settings, on a limiter of one's own. Layers that share a limiter, or
+    /// a clone of it, share its memory and its connection.
     pub fn builder(limiter: RateLimiter) -> RateLimitLayerBuilder {
         RateLimitLayerBuilder::new(limiter)
     }

@@ -25,8 +25,40 @@ use crate::store::{StoreErrorKind, StoreEvent};
 
 /// Hooks into what a limiter does. Each does nothing unless it is written.
 ///
-/// They are called on the task of the request, so they must be quick and must
-/// not block.
+/// They are called on the task of the request (the news of a connection on a
+/// background task), so they must be quick and must not block.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// use tower_ratelimit::observe::{Checked, Observer};
+/// use tower_ratelimit::{Charge, Key, Policy, Rate, RateLimiter};
+///
+/// #[derive(Clone, Default)]
+/// struct Refusals(Arc<AtomicU64>);
+///
+/// impl Observer for Refusals {
+///     fn refused(&self, checked: &Checked<'_>) {
+///         // In shadow mode a refusal is told, but the request goes on.
+///         if !checked.is_shadow() {
+///             self.0.fetch_add(1, Ordering::Relaxed);
+///         }
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_ratelimit::BuildError> {
+/// let refusals = Refusals::default();
+/// let limiter = RateLimiter::builder().observer(refusals.clone()).build()?;
+/// let once = limiter.policy(Policy::fixed_window("once", Rate::per_minute(1)))?;
+/// for _ in 0..3 {
+///     let _ = limiter.check([Charge::new(&once, Key::principal("ann"))]).await;
+/// }
+/// assert_eq!(refusals.0.load(Ordering::Relaxed), 2);
+/// # Ok(())
+/// # }
+/// ```
 #[expect(unused_variables, reason = "the names document the arguments")]
 pub trait Observer: Send + Sync + 'static {
     /// A policy was part of a check, whatever came of it.
@@ -42,7 +74,8 @@ pub trait Observer: Send + Sync + 'static {
     /// The store was connected, lost, answered or failed.
     fn store(&self, event: &StoreEvent<'_>) {}
 
-    /// The store could not decide; a policy was decided by its fallback.
+    /// The store could not decide; a policy was decided by its fallback. Told
+    /// for each policy of each check.
     fn fell_back(&self, policy: &str, reason: StoreErrorKind) {}
 
     /// Something is set up wrong. Told when it begins and every minute while it
@@ -69,7 +102,10 @@ pub struct Checked<'a> {
     pub(crate) retry_after: Option<Duration>,
     pub(crate) source: Source,
     pub(crate) shadow: bool,
+    /// Of the local table, for metrics alone.
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nobody else reads it"))]
     pub(crate) local_entries: usize,
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "as above"))]
     pub(crate) overflowed: usize,
 }
 
@@ -92,19 +128,21 @@ impl<'a> Checked<'a> {
         self.verdict
     }
 
-    /// The limit in force.
+    /// The limit in force. During a fallback with a share it can be lower than
+    /// the policy's.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// How much of it is used.
+    /// How much of it is used, this check included if it was charged.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// When the same request would be admitted.
+    /// After how long the same request would be admitted; on the start of a
+    /// block its length. `None` if it was allowed or never can be.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after

@@ -17,16 +17,33 @@ const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
 /// The headers that a browser must be allowed to read, for
 /// `CorsLayer::expose_headers`: every one that the layer may set.
+///
+/// The CORS layer belongs outside of this one, or a refusal has no CORS headers
+/// and a browser hides it from its page:
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_http::cors::CorsLayer;
+/// use tower_ratelimit::{Rate, RateLimitLayer, response::EXPOSED_HEADERS};
+///
+/// let app: Router = Router::new()
+///     .route("/", get(|| async { "hello" }))
+///     .layer(RateLimitLayer::per_ip(Rate::per_minute(100)))
+///     // The last one is the outermost.
+///     .layer(CorsLayer::permissive().expose_headers(EXPOSED_HEADERS));
+/// ```
 pub const EXPOSED_HEADERS: [HeaderName; 4] = [LIMIT, REMAINING, RESET, RETRY_AFTER];
 
-/// How `x-ratelimit-reset` is written. The time is rounded up.
+/// How `x-ratelimit-reset` is written: on a refusal the time at which to try
+/// again, otherwise the end of the window. Rounded up to whole seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResetFormat {
-    /// Seconds since 1970 (GitHub's form, and what most clients read).
+    /// Seconds since 1970 by this machine's clock (GitHub's form, and what most
+    /// clients read).
     #[default]
     UnixSeconds,
-    /// Seconds from now.
+    /// Seconds from now, which needs no clock to agree.
     DeltaSeconds,
     /// `2026-01-07T15:30:23Z`.
     Rfc3339,

@@ -32,7 +32,15 @@ use crate::identity::RequestHead;
 /// ```
 ///
 /// The layer adds `retry-after` and the `x-ratelimit-*` headers where the reply
-/// has not set them.
+/// has not set them. Everything else is the reply's: RFC 6585 (section 4) forbids
+/// caches to store a 429, which the default says with `cache-control: no-store`.
+///
+/// Without a reply of one's own the answer is JSON, where `retryAfter` is in whole
+/// seconds and left out for a cost that never fits:
+///
+/// ```json
+/// {"success":false,"message":"Too many requests. Please try again later.","retryAfter":37,"timestamp":"2026-01-07T15:30:23Z"}
+/// ```
 pub trait Reply: Send + Sync + 'static {
     /// The response of one refusal.
     fn refuse(&self, refused: &Refused<'_>) -> Response<Bytes>;
@@ -68,7 +76,8 @@ impl<'a> Refused<'a> {
         self.head
     }
 
-    /// 429, or what the layer answers to a cost above the limit.
+    /// 429 (RFC 6585), or what the layer answers to a cost above the limit, see
+    /// [`too_large_status`](crate::middleware::RateLimitLayerBuilder::too_large_status).
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self.decision.refusal() {
