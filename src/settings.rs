@@ -17,6 +17,9 @@
 //! | `TRUSTED_PROXIES` | addresses and CIDR ranges, comma-separated | none |
 //! | `AUDIT_LOG_PATH` | a file | none |
 //!
+//! This version connects to a single server without TLS and writes no audit
+//! log: a cluster, `rediss://` and `AUDIT_LOG_PATH` are read, but not used yet.
+//!
 //! A blank value is an unset one. Without any of the first three, counts stay
 //! in the memory of this process. A wrong value is an error that names its
 //! variable; neither errors nor `Debug` ever show a password.
@@ -33,6 +36,31 @@
 //! let redis = settings.redis().map(ToString::to_string);
 //! assert_eq!(redis.as_deref(), Some("redis://10.0.0.7:6379/2"));
 //! # Ok::<(), tower_ratelimit::settings::SettingsError>(())
+//! ```
+//!
+//! From settings to a layer. A deadline without Redis is refused, so it is set
+//! together with it:
+//!
+//! ```
+//! use tower_ratelimit::identity::ClientIp;
+//! use tower_ratelimit::settings::{RedisTarget, Settings};
+//! use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
+//!
+//! let settings = Settings::from_env()?;
+//! let mut limiter = RateLimiter::builder();
+//! # #[cfg(feature = "redis")]
+//! if let Some(RedisTarget::Url(url)) = settings.redis() {
+//!     limiter = limiter.redis(url);
+//!     if let Some(deadline) = settings.deadline() {
+//!         limiter = limiter.deadline(deadline);
+//!     }
+//! }
+//! let rate = Rate::new(settings.mcp_rate_limit_max(), settings.rate_limit_window())?;
+//! let layer = RateLimitLayer::builder(limiter.build()?)
+//!     .policy(Policy::fixed_window("http", rate))
+//!     .client_ip(ClientIp::behind(settings.trusted_proxies())?)
+//!     .build()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod environment;
@@ -126,21 +154,26 @@ impl Settings {
         self.rate_limit_window
     }
 
-    /// `RATE_LIMIT_DEADLINE_MS`: how long a check waits for the store.
+    /// `RATE_LIMIT_DEADLINE_MS`: how long a check waits for the store. `None`
+    /// for the default of
+    /// [`deadline`](crate::RateLimiterBuilder::deadline), 100 ms.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
     /// `RATE_LIMIT_FALLBACK_SHARE`: the part of a limit that this replica
-    /// admits without Redis, as numerator and denominator in lowest terms.
+    /// admits without Redis, as numerator and denominator in lowest terms. `None`
+    /// for the default of
+    /// [`fallback_share`](crate::RateLimiterBuilder::fallback_share), all of it.
     #[must_use]
     pub fn fallback_share(&self) -> Option<(u32, u32)> {
         self.fallback_share
     }
 
     /// `RATE_LIMIT_IPV6_PREFIX`: how many bits of an IPv6 address are one
-    /// client.
+    /// client. `None` for the default of
+    /// [`ipv6_prefix`](crate::identity::ClientIp::ipv6_prefix), 64.
     #[must_use]
     pub fn ipv6_prefix(&self) -> Option<u8> {
         self.ipv6_prefix
@@ -153,7 +186,8 @@ impl Settings {
         &self.trusted_proxies
     }
 
-    /// `AUDIT_LOG_PATH`: the file that refusals are written to.
+    /// `AUDIT_LOG_PATH`: the file that refusals are to be written to. Nothing in
+    /// this version writes it.
     #[must_use]
     pub fn audit_log_path(&self) -> Option<&Path> {
         self.audit_log_path.as_deref()

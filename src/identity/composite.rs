@@ -186,9 +186,22 @@ impl fmt::Debug for FirstOf {
 /// `global=2001%3Adb8%3A1%3A2%3A%3A/64`.
 ///
 /// ```
-/// use tower_ratelimit::identity::{ClientIp, Scoped};
+/// use std::net::IpAddr;
+///
+/// use http::Request;
+/// use tower_ratelimit::Key;
+/// use tower_ratelimit::identity::{ClientIp, Identified, Identify, RequestHead, Scoped};
 ///
 /// let by_address = Scoped::new("global", ClientIp::peer());
+///
+/// let peer: IpAddr = "203.0.113.9".parse()?;
+/// let request = Request::builder().extension(peer).body(())?;
+/// let Identified::Known(key, _) = by_address.identify(&RequestHead::new(&request), Key::builder())
+/// else {
+///     panic!("an address is never missing");
+/// };
+/// assert_eq!(key.finish().as_str(), "global=203.0.113.9");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "an identity does nothing until a layer has it"]

@@ -86,7 +86,7 @@ impl Charge {
 
     /// Another cost, in the units of the limit. 0 charges nothing and is
     /// refused exactly when 1 would be; one above the limit is
-    /// [`Refusal::TooLarge`]. Default: 1.
+    /// [`Refusal::TooLarge`](crate::Refusal::TooLarge). Default: 1.
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
         self

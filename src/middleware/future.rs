@@ -19,6 +19,9 @@ use super::shared::{Admission, Checking, Shared, Shown};
 
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit) call.
+    ///
+    /// Nothing is charged before its first poll. Dropped while Redis is asked,
+    /// the request has counted once or not at all; dropped later, it counts.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, B, F> {
         #[pin]

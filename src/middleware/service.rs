@@ -12,6 +12,9 @@ use super::shared::Shared;
 
 /// Limits the requests to an inner service. Made by
 /// [`RateLimitLayer`](super::RateLimitLayer).
+///
+/// Its error is the inner one's, its readiness too. The inner service is called
+/// after the verdict, and it is the one that was polled ready.
 #[derive(Clone, Debug)]
 pub struct RateLimit<S> {
     inner: S,

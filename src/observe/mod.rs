@@ -102,10 +102,7 @@ pub struct Checked<'a> {
     pub(crate) retry_after: Option<Duration>,
     pub(crate) source: Source,
     pub(crate) shadow: bool,
-    /// Of the local table, for metrics alone.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "nobody else reads it"))]
     pub(crate) local_entries: usize,
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code, reason = "as above"))]
     pub(crate) overflowed: usize,
 }
 
