@@ -105,7 +105,7 @@
 //! | Redis is down at start | building succeeds; the first check waits for the first attempt to connect, at most the deadline; then the fallback | one warning, `ratelimit_store_connected` 0 |
 //! | connection refused, reset or closed | the fallback, without a wait | one line per change of state, a counter by reason |
 //! | it accepts and never answers | checks wait at most the deadline; after three missed deadlines in a row the connection is dropped and nobody waits | the same |
-//! | it has lost the script (restart, `SCRIPT FLUSH`) | nothing: the script is sent again, once | nothing |
+//! | it has lost the script (`SCRIPT FLUSH`) | nothing: the script is sent again, once | nothing |
 //! | `READONLY` (a demoted master) | the fallback; the connection is dropped | reason `readonly` |
 //! | `LOADING`, `BUSY`, `OOM`, `MISCONF`, `MASTERDOWN`, `CLUSTERDOWN`, `NOREPLICAS`, too many clients | the fallback | [reason by name](store::StoreErrorKind) |
 //! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, a cluster's redirect | the fallback | an error line with `misconfigured = true` when a connection is tried; never the password |
@@ -156,8 +156,8 @@
 //! /64. [`ClientIp::explain`](identity::ClientIp::explain) tells why a request is
 //! counted as it is.
 //!
-//! A missing peer address, and a forwarding header from a private peer that is not
-//! trusted, are told as an `error` event with the line to add, at once and every
+//! A missing peer address, and a forwarding header from a peer that is not trusted
+//! and is private or being refused, are told as an `error` event with the line to add, at once and every
 //! minute while it lasts: see [`Problem`](observe::Problem). Requests without any
 //! address share one bucket.
 //!

@@ -21,7 +21,8 @@ use crate::policy::{Policy, Rate};
 /// [crate's page](crate).
 ///
 /// It has no type parameter, so it can be a field of a struct. It works with any
-/// service of HTTP requests that is [`Clone`], whatever its bodies.
+/// service of HTTP requests that is [`Clone`], whatever its bodies; that of its
+/// responses is in [`Bytes`](bytes::Bytes).
 ///
 /// ```
 /// use axum::{Router, routing::get};
