@@ -301,6 +301,10 @@ impl Identify for ClientIp {
         let found = self.0.walk.run(head, &mut Silent);
         Identified::Known(self.write(found.client, key), found.notes)
     }
+
+    fn client_ip(&self) -> Option<&Self> {
+        Some(self)
+    }
 }
 
 /// What is wrong with the configuration of a [`ClientIp`].

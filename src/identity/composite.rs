@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Identified, Identify, Notes, RequestHead};
+use super::{ClientIp, Identified, Identify, Notes, RequestHead};
 use crate::key::{Key, KeyBuilder};
 
 /// All of several identities, in order: `203.0.113.9:ann:route=/login`.
@@ -73,6 +73,10 @@ impl Identify for All {
     fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
         all(self.0.iter().map(|part| &**part), head, key)
     }
+
+    fn client_ip(&self) -> Option<&ClientIp> {
+        self.0.iter().find_map(|part| part.client_ip())
+    }
 }
 
 impl fmt::Debug for All {
@@ -90,6 +94,12 @@ macro_rules! composite {
                 let ($($part,)+) = self;
                 let parts: &[&dyn Identify] = &[$($part),+];
                 all(parts.iter().copied(), head, key)
+            }
+
+            fn client_ip(&self) -> Option<&ClientIp> {
+                let ($($part,)+) = self;
+                let parts: &[&dyn Identify] = &[$($part),+];
+                parts.iter().find_map(|part| part.client_ip())
             }
         }
     };
@@ -169,6 +179,10 @@ impl Identify for FirstOf {
         }
         Identified::Missing(key)
     }
+
+    fn client_ip(&self) -> Option<&ClientIp> {
+        self.0.iter().find_map(|choice| choice.client_ip())
+    }
 }
 
 impl fmt::Debug for FirstOf {
@@ -229,6 +243,10 @@ impl<I: Identify> Identify for Scoped<I> {
             }
             Identified::Missing(_) => Identified::Missing(key),
         }
+    }
+
+    fn client_ip(&self) -> Option<&ClientIp> {
+        self.inner.client_ip()
     }
 }
 

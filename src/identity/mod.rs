@@ -50,6 +50,13 @@ pub trait Identify: Send + Sync + 'static {
     /// Appends the identity to `key`, or leaves `key` as it was and answers
     /// that the request does not say who is asking.
     fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified;
+
+    /// How this identity finds client addresses, if it has to do with them. A
+    /// layer that is not told otherwise finds them in the same way wherever it
+    /// needs one. Default: it has not.
+    fn client_ip(&self) -> Option<&ClientIp> {
+        None
+    }
 }
 
 /// What [`Identify::identify`] found.
@@ -78,11 +85,19 @@ impl Identify for Box<dyn Identify> {
     fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
         (**self).identify(head, key)
     }
+
+    fn client_ip(&self) -> Option<&ClientIp> {
+        (**self).client_ip()
+    }
 }
 
 impl<I: Identify + ?Sized> Identify for Arc<I> {
     fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
         (**self).identify(head, key)
+    }
+
+    fn client_ip(&self) -> Option<&ClientIp> {
+        (**self).client_ip()
     }
 }
 

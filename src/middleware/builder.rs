@@ -148,8 +148,9 @@ impl RateLimitLayerBuilder {
 
     /// How the client address is found: for the default identity, for
     /// [`Missing::ByIp`] and for [`skip_ips`](Self::skip_ips). It does not change
-    /// a [`ClientIp`] that is given as an identity.
-    /// Default: the peer's address, no header is believed.
+    /// a [`ClientIp`] that is given as an identity. Default: as the layer's
+    /// identity does, or else that of a policy, if one is by address; otherwise
+    /// the peer's address, and no header is believed.
     pub fn client_ip(mut self, client_ip: ClientIp) -> Self {
         self.client_ip = Some(client_ip);
         self
@@ -247,7 +248,9 @@ impl RateLimitLayerBuilder {
     /// [`Status`](BuildError::Status) or [`ClientIp`](BuildError::ClientIp).
     pub fn build(self) -> Result<RateLimitLayer, BuildError> {
         self.check()?;
-        let client_ip = self.client_ip.unwrap_or_default();
+        let identities = self.identity.iter().chain(self.policies.iter().filter_map(|(_, own)| own.as_ref()));
+        let by_address = || identities.into_iter().find_map(|identity| identity.client_ip()).cloned();
+        let client_ip = self.client_ip.clone().or_else(by_address).unwrap_or_default();
         let mut skips = self.skips;
         if !self.skip_ips.is_empty() {
             skips.push(Arc::new(identity::from_ranges(client_ip.clone(), &self.skip_ips)?));
