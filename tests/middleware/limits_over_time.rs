@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::Barrier;
 use tower::Layer as _;
+use tower_ratelimit::test_util::ManualClock;
 use tower_ratelimit::{Policy, PolicyError, Rate, RateLimitLayer, RateLimiter};
 
 use crate::harness::{Handler, Limited, ask, fixed, from, millis, secs};
@@ -132,6 +133,30 @@ async fn o_mem_2_inventing_identities_does_not_free_the_one_at_its_limit() {
     }
     assert!(limiter.local_entries() <= 1000);
     assert_eq!(ask(&app, from("203.0.113.9")).await.status, 429);
+}
+
+#[tokio::test]
+async fn o_mem_2_nor_do_invented_identities_that_are_refused_themselves() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::builder().local_capacity(1000).clock(clock.clone()).build().unwrap();
+    let layer = RateLimitLayer::builder(limiter.clone()).policy(fixed(1, secs(60))).build().unwrap();
+    let app = layer.layer(Handler::new());
+    let twice = async |peer: &str| [ask(&app, from(peer)).await.status, ask(&app, from(peer)).await.status];
+    assert_eq!(twice("203.0.113.9").await, [200, 429]);
+    clock.advance(secs(1));
+    let mut admitted = 0;
+    for i in 0..1500_u32 {
+        let got = twice(&std::net::Ipv4Addr::from(0x0A00_0000 + i).to_string()).await;
+        assert_eq!(got[1], 429);
+        admitted += usize::from(got[0] == 200);
+    }
+    assert_eq!(admitted, 999 + 1, "those that find no room share one bucket");
+    assert_eq!(limiter.local_entries(), 1000);
+    assert_eq!(ask(&app, from("203.0.113.9")).await.status, 429);
+    // All of it ends with the window.
+    clock.advance(secs(60));
+    assert_eq!(limiter.local_entries(), 0);
+    assert_eq!(twice("10.0.5.200").await, [200, 429]);
 }
 
 #[tokio::test(start_paused = true)]
