@@ -91,6 +91,13 @@ impl Decision {
         self.shadow
     }
 
+    /// Whether a client that was told this has nothing to gain from an
+    /// allowance of another layer.
+    pub(crate) fn is_tighter_than(&self, allowance: &Self) -> bool {
+        let has_less = !self.is_allowed() || self.remaining() <= allowance.remaining();
+        !self.shadow && (allowance.shadow || has_less)
+    }
+
     /// Seconds for `Retry-After` (RFC 9110, section 10.2.3): rounded up, at least
     /// 1. `None` where [`retry_after`](Self::retry_after) is.
     #[must_use]

@@ -231,7 +231,8 @@ impl RateLimitLayerBuilder {
     }
 
     /// Puts the [`Decision`](crate::Decision) into the extensions of responses,
-    /// refusals too, for outer layers. Default: off, it allocates.
+    /// refusals too, for outer layers. Where layers nest, it is the one that the
+    /// headers show. Default: off, it allocates.
     pub fn decision_in_response(mut self) -> Self {
         self.decision_in_response = true;
         self

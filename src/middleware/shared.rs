@@ -148,7 +148,9 @@ impl Shared {
             let limit = self.limit_value(&decision);
             self.fields.describe(response.headers_mut(), &decision, &limit, since_epoch);
         }
-        if self.decision_in_response {
+        // As with the headers, an inner layer that has less left keeps its word.
+        let inner = response.extensions().get::<Decision>();
+        if self.decision_in_response && !inner.is_some_and(|inner| inner.is_tighter_than(&decision)) {
             response.extensions_mut().insert(decision);
         }
     }
@@ -158,7 +160,8 @@ impl Shared {
             let in_request = self.decision_in_request;
             return Admission::Forward(Some(Shown { decision, mark: passed.mark, in_request }));
         }
-        if passed.notes.contains(Notes::UNTRUSTED_PEER) && has_forwarding_header(head) {
+        let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);
+        if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && has_forwarding_header(head) {
             // Perhaps a proxy that nobody has named, and all of its users.
             self.tell_of(Notes::UNTRUSTED_FORWARDED);
         }

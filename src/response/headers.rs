@@ -114,10 +114,10 @@ impl Fields {
 /// Whether what the inner service has said leaves less than this decision, or
 /// cannot be compared.
 fn is_tighter(headers: &HeaderMap, decision: &Decision) -> bool {
+    // Of several lines nobody knows which one the client reads: the least counts.
     let said = |name| {
-        headers
-            .get(name)
-            .map(|value: &HeaderValue| value.to_str().ok().and_then(|text| text.trim().parse().ok()))
+        let number = |value: &HeaderValue| -> Option<u64> { value.to_str().ok()?.trim().parse().ok() };
+        headers.get_all(name).iter().map(number).min()
     };
     match (said(&REMAINING), said(&LIMIT)) {
         (None, None) => headers.contains_key(RESET),

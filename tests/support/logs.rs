@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{self, DefaultGuard};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Dispatch, Event, Metadata, Subscriber};
 
 /// Every event and span of every level, one line each:
 /// `WARN tower_ratelimit::store: lost the connection reason="reset"`, and
@@ -28,6 +28,11 @@ impl Logs {
     /// Captures what this thread logs while the guard lives: on a runtime of
     /// one thread, all its tasks.
     pub fn capture() -> (Self, DefaultGuard) {
+        // Whether an event interests anybody is remembered by the process. With
+        // a single subscriber alive, only the thread that meets the event first
+        // is asked, which may be one that captures nothing; with two, all are.
+        static INTERESTED: OnceLock<[Dispatch; 2]> = OnceLock::new();
+        INTERESTED.get_or_init(|| [0; 2].map(|_| Dispatch::new(Self::default())));
         let logs = Self::default();
         let guard = subscriber::set_default(logs.clone());
         (logs, guard)
