@@ -272,6 +272,11 @@ impl ClientIp {
         explanation.conclude(found, self.write(found.client, Key::builder()).finish())
     }
 
+    /// Whether a header is there that a proxy writes.
+    pub(crate) fn is_forwarded(&self, head: &RequestHead<'_>) -> bool {
+        self.0.walk.has_forwarding_header(head)
+    }
+
     /// The client's address, ungrouped.
     pub(crate) fn address(&self, head: &RequestHead<'_>) -> Option<IpAddr> {
         self.0.walk.run(head, &mut Silent).client

@@ -22,7 +22,6 @@ use std::sync::Arc;
 pub use self::client_ip::{ClientIp, ClientIpError};
 pub use self::composite::{All, FirstOf, Scoped};
 pub use self::explain::{Explanation, Hop, HopVerdict};
-pub(crate) use self::forwarded::has_forwarding_header;
 pub use self::head::RequestHead;
 pub use self::parts::{Constant, Extension, Header, Host, InvalidHeaderName, Method, Route};
 pub(crate) use self::skip::from_ranges;

@@ -193,7 +193,7 @@ impl Walk {
         Found::new(peer, notes)
     }
 
-    fn has_forwarding_header(&self, head: &RequestHead<'_>) -> bool {
+    pub(super) fn has_forwarding_header(&self, head: &RequestHead<'_>) -> bool {
         head.headers().contains_key(self.header.name()) || has_forwarding_header(head)
     }
 

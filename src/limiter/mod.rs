@@ -215,12 +215,16 @@ impl RateLimiter {
         &self,
         policies: &[Policy],
     ) -> Result<ArrayVec<PolicyHandle, N>, BuildError> {
-        let paired = policies.len() > 1;
-        let mut handles = ArrayVec::new();
+        // All are looked at before the first is known to anybody.
         for (i, policy) in policies.iter().enumerate() {
+            policy.checked_block_ms()?;
             if policies[..i].iter().any(|other| other.name() == policy.name()) {
                 return Err(BuildError::DuplicatePolicy { name: policy.name().to_owned() });
             }
+        }
+        let paired = policies.len() > 1;
+        let mut handles = ArrayVec::new();
+        for policy in policies {
             let (handle, conflict) = self.0.registry.register(policy, paired)?;
             if conflict {
                 // Not one of `problems`: it lasts as long as the layers do.

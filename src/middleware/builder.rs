@@ -104,26 +104,6 @@ impl RateLimitLayerBuilder {
         }
     }
 
-    /// The settings of a layer, for another limiter.
-    #[cfg(feature = "redis")]
-    pub(super) fn from_layer(shared: &Shared, limiter: RateLimiter) -> Self {
-        let policy = |rule: &Rule| (rule.policy.policy().clone(), Some(rule.identity.clone()));
-        Self {
-            policies: shared.rules.iter().map(policy).collect(),
-            client_ip: Some(shared.client_ip.clone()),
-            missing: shared.missing,
-            skips: shared.skips.clone(),
-            charge_preflights: shared.charge_preflights,
-            headers: shared.fields.enabled,
-            reset: Some(shared.fields.reset).filter(|_| shared.fields.enabled),
-            reply: Some(shared.reply.clone()),
-            too_large: shared.too_large,
-            decision_in_request: shared.decision_in_request,
-            decision_in_response: shared.decision_in_response,
-            ..Self::new(limiter)
-        }
-    }
-
     /// Adds a policy for the layer's identity. A layer takes 1 to 8 with
     /// different names; a request is admitted only if all of them admit it, and
     /// refused by one it counts for none. Each charges a request 1.

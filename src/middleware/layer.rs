@@ -38,6 +38,8 @@ use crate::policy::{Policy, Rate};
 #[derive(Clone, Debug)]
 pub struct RateLimitLayer {
     shared: Arc<Shared>,
+    /// The rate of a layer that [`per_ip`](Self::per_ip) has made.
+    per_ip: Option<Rate>,
 }
 
 impl RateLimitLayer {
@@ -49,25 +51,33 @@ impl RateLimitLayer {
     /// with [`ClientIp::behind`](crate::identity::ClientIp::behind).
     #[must_use]
     pub fn per_ip(rate: Rate) -> Self {
-        #[expect(clippy::expect_used, reason = "the policy has a legal name and a legal rate")]
-        Self::builder(RateLimiter::memory())
-            .policy(Policy::fixed_window("http", rate))
-            .build()
-            .expect("no default is refused")
+        Self::per_ip_by(RateLimiter::memory(), rate)
     }
 
     /// The same layer, counting in Redis and so shared by all replicas:
     /// `redis://[user[:password]@]host[:port][/db]`. Succeeds at once, even if
-    /// Redis is down. The limiter has the defaults of
-    /// [`RateLimiterBuilder`](crate::RateLimiterBuilder), whatever that of this
-    /// layer had.
+    /// Redis is down.
     ///
     /// # Errors
     ///
-    /// [`BuildError::RedisUrl`] if the URL is not one of Redis.
+    /// [`BuildError::RedisUrl`] if the URL is not one of Redis;
+    /// [`BuildError::Conflict`] for a layer that was not made by
+    /// [`per_ip`](Self::per_ip): it has a limiter of its own, which takes the
+    /// URL.
     #[cfg(feature = "redis")]
     pub fn redis(self, url: impl Into<String>) -> Result<Self, BuildError> {
-        RateLimitLayerBuilder::from_layer(&self.shared, RateLimiter::redis(url)?).build()
+        let rate =
+            self.per_ip.ok_or(BuildError::Conflict { field: "redis", other: "a limiter of one's own" })?;
+        Ok(Self::per_ip_by(RateLimiter::redis(url)?, rate))
+    }
+
+    fn per_ip_by(limiter: RateLimiter, rate: Rate) -> Self {
+        #[expect(clippy::expect_used, reason = "the policy has a legal name and a legal rate")]
+        let layer = Self::builder(limiter)
+            .policy(Policy::fixed_window("http", rate))
+            .build()
+            .expect("no default is refused");
+        Self { per_ip: Some(rate), ..layer }
     }
 
     /// All settings, on a limiter of one's own. Layers that share a limiter, or
@@ -83,7 +93,7 @@ impl RateLimitLayer {
     }
 
     pub(super) fn new(shared: Shared) -> Self {
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), per_ip: None }
     }
 }
 

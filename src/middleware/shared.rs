@@ -13,7 +13,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 
 use super::builder::Missing;
 use crate::decision::Decision;
-use crate::identity::{ClientIp, Identified, Identify, Notes, RequestHead, has_forwarding_header};
+use crate::identity::{ClientIp, Identified, Identify, Notes, RequestHead};
 use crate::key::{Key, KeyBuilder};
 use crate::limiter::{self, Charge, Charges, Check, PolicyHandle, RateLimiter};
 use crate::observe::Problem;
@@ -161,7 +161,7 @@ impl Shared {
             return Admission::Forward(Some(Shown { decision, mark: passed.mark, in_request }));
         }
         let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);
-        if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && has_forwarding_header(head) {
+        if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && self.client_ip.is_forwarded(head) {
             // Perhaps a proxy that nobody has named, and all of its users.
             self.tell_of(Notes::UNTRUSTED_FORWARDED);
         }
