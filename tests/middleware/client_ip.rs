@@ -7,11 +7,11 @@ use axum::extract::connect_info::MockConnectInfo;
 use http::Request;
 use http::request::Builder;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tower_ratelimit::identity::{All, ClientIp, Constant, Scoped};
+use tower_ratelimit::identity::{All, ClientIp, Constant, FirstOf, Header, Scoped};
 use tower_ratelimit::test_util::namespace;
 use tower_ratelimit::{RateLimitLayer, RateLimiter};
 
-use crate::harness::{Handler, Limited, ask, ask_over, fixed, from, limiter, secs};
+use crate::harness::{Handler, Limited, ask, ask_over, fixed, from, limiter, named, secs};
 use crate::support::Logs;
 
 const PROXY: &str = "10.0.0.5";
@@ -278,6 +278,42 @@ async fn o_blk_4_a_private_peer_with_the_header_is_noticed_at_once_and_once() {
     let public = from("203.0.113.50").header("x-forwarded-for", "203.0.113.9");
     assert_eq!(limited.ask(public).await.status, 200);
     assert_eq!(limited.seen.told(), [""; 0]);
+}
+
+#[tokio::test]
+async fn o_blk_4_the_operators_own_header_is_noticed_as_well() {
+    let by_own_header = ClientIp::behind(["10.0.0.0/8"]).unwrap().header("x-client-ip").unwrap();
+    let limited = Limited::new(|layer| layer.policy(fixed(1, secs(60))).identity(by_own_header));
+    for expected in [200, 429] {
+        let request = from("198.51.100.7").header("x-client-ip", "203.0.113.9");
+        assert_eq!(limited.ask(request).await.status, expected);
+    }
+    assert!(limited.seen.told().contains(&"odd untrusted_forwarded".to_owned()));
+}
+
+#[tokio::test]
+async fn the_layers_identity_says_how_addresses_are_found_elsewhere() {
+    let behind = || ClientIp::behind(["10.0.0.0/8"]).unwrap();
+    let by_account = || (Header::new("x-account").unwrap(), behind());
+    let client = |ip: &str| from("10.0.0.5").header("x-forwarded-for", ip.to_owned());
+
+    let skips = Limited::new(|layer| {
+        layer.policy(fixed(1, secs(60))).identity(by_account()).skip_ips(["203.0.113.0/24"])
+    });
+    for (ip, second) in [("203.0.113.9", 200), ("198.51.100.1", 429)] {
+        assert_eq!(skips.ask(client(ip)).await.status, 200);
+        assert_eq!(skips.ask(client(ip)).await.status, second, "{ip}");
+    }
+
+    let header = || FirstOf::new().or(Header::new("x-account").unwrap()).or(behind());
+    let missing = Limited::new(|layer| {
+        layer
+            .policy_by(fixed(9, secs(60)), header())
+            .policy_by(named("key", 1, secs(60)), Header::new("x-key").unwrap())
+    });
+    for ip in ["203.0.113.9", "203.0.113.10"] {
+        assert_eq!(missing.ask(client(ip)).await.status, 200, "{ip} is not the proxy's bucket");
+    }
 }
 
 #[tokio::test]

@@ -110,6 +110,10 @@ fn settings_of_a_layer_that_exclude_each_other_are_refused() {
     assert_eq!(error, BuildError::Conflict { field: "reset_format", other: "without_headers" });
     assert_names(&error, "reset_format", "without_headers");
 
+    let own = RateLimitLayer::builder(RateLimiter::memory()).policy(minute("http")).build().unwrap();
+    let error = own.redis("redis://127.0.0.1:6379").unwrap_err();
+    assert_names(&error, "redis", "limiter");
+
     let key = || Header::new("x-api-key").unwrap();
     let error = refused_layer(|layer| layer.policy_by(minute("http"), key()).identity(key()));
     assert_names(&error, "identity", "policy_by");
