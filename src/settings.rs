@@ -13,7 +13,7 @@
 //! | `RATE_LIMIT_WINDOW_MS` | milliseconds, 1 to 31622400000 (366 days) | 60000 |
 //! | `RATE_LIMIT_DEADLINE_MS` | milliseconds, 1 to 60000 | the limiter's |
 //! | `RATE_LIMIT_FALLBACK_SHARE` | above 0, up to 1: `1/4`, `0.25` | the limiter's |
-//! | `RATE_LIMIT_IPV6_PREFIX` | bits, 1 to 128 | the identity's |
+//! | `RATE_LIMIT_IPV6_PREFIX` | bits, 32 to 128 | the identity's |
 //! | `TRUSTED_PROXIES` | addresses and CIDR ranges, comma-separated | none |
 //! | `AUDIT_LOG_PATH` | a file | none |
 //!
@@ -76,6 +76,7 @@ pub use self::error::SettingsError;
 pub use self::redis_target::RedisTarget;
 
 use self::environment::Environment;
+use crate::identity::IPV6_PREFIXES;
 use crate::policy::{MAX_LIMIT, MAX_WINDOW, MIN_WINDOW};
 
 const DEFAULT_MCP_MAX: u64 = 100;
@@ -212,7 +213,7 @@ impl Settings {
                 .unwrap_or(DEFAULT_WINDOW),
             deadline: env.millis("RATE_LIMIT_DEADLINE_MS", Duration::from_millis(1)..=MAX_DEADLINE)?,
             fallback_share: env.share("RATE_LIMIT_FALLBACK_SHARE")?,
-            ipv6_prefix: env.whole("RATE_LIMIT_IPV6_PREFIX", 1..=128)?,
+            ipv6_prefix: env.whole("RATE_LIMIT_IPV6_PREFIX", IPV6_PREFIXES)?,
             trusted_proxies: env.ranges("TRUSTED_PROXIES")?,
             audit_log_path: env.verbatim("AUDIT_LOG_PATH")?.map(PathBuf::from),
             warnings: warning.into_iter().collect(),

@@ -15,7 +15,7 @@ use super::{Identified, Identify, RequestHead};
 use crate::key::{Key, KeyBuilder};
 
 /// A shorter one would group the customers of several providers.
-const IPV6_PREFIXES: RangeInclusive<u8> = 32..=128;
+pub(crate) const IPV6_PREFIXES: RangeInclusive<u8> = 32..=128;
 const IPV4_PREFIXES: RangeInclusive<u8> = 1..=32;
 
 /// Limits by the client's address. Cheap to clone.

@@ -88,6 +88,13 @@ impl Explanation {
         self.key.as_str()
     }
 
+    /// The same as a key: what
+    /// [`PolicyHandle::store_key`](crate::PolicyHandle::store_key) takes.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
     /// What was odd.
     #[must_use]
     pub fn notes(&self) -> Notes {
@@ -111,7 +118,7 @@ impl fmt::Display for Explanation {
             Some(ip) => writeln!(f, "client: {ip}")?,
             None => writeln!(f, "client: unknown")?,
         }
-        for line in self.notes.lines() {
+        for line in self.notes.advice() {
             writeln!(f, "note: {line}")?;
         }
         write!(f, "identity: {}", self.identity())
@@ -215,8 +222,8 @@ impl fmt::Display for HopVerdict {
 }
 
 impl Notes {
-    /// One line of advice for each note.
-    fn lines(self) -> impl Iterator<Item = &'static str> {
+    /// What was odd and what to do about it, one line each, for an operator.
+    pub fn advice(self) -> impl Iterator<Item = &'static str> {
         [
             (
                 Self::NO_PEER,

@@ -19,6 +19,7 @@ mod walk;
 
 use std::sync::Arc;
 
+pub(crate) use self::client_ip::IPV6_PREFIXES;
 pub use self::client_ip::{ClientIp, ClientIpError};
 pub use self::composite::{All, FirstOf, Scoped};
 pub use self::explain::{Explanation, Hop, HopVerdict};

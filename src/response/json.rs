@@ -8,10 +8,11 @@ use http::{HeaderValue, Response};
 
 use super::{Refused, Reply};
 
+/// The default reply, `application/json`:
 /// `{"success":false,"message":"...","retryAfter":37,"timestamp":"..."}`,
 /// without `retryAfter` where no wait helps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Json;
+pub struct Json;
 
 impl Reply for Json {
     fn refuse(&self, refused: &Refused<'_>) -> Response<Bytes> {

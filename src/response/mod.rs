@@ -9,7 +9,7 @@ use http::{Response, StatusCode};
 
 pub use self::headers::{EXPOSED_HEADERS, ResetFormat};
 pub(crate) use self::headers::{Fields, number};
-pub(crate) use self::json::Json;
+pub use self::json::Json;
 use crate::decision::{Decision, Refusal};
 use crate::identity::RequestHead;
 
@@ -30,6 +30,8 @@ use crate::identity::RequestHead;
 ///     .build()?;
 /// # Ok::<(), tower_ratelimit::BuildError>(())
 /// ```
+///
+/// For all but some requests it may answer as [`Json`] does.
 ///
 /// The layer adds `retry-after` and the `x-ratelimit-*` headers where the reply
 /// has not set them. Everything else is the reply's: RFC 6585 (section 4) forbids

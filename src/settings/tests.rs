@@ -42,13 +42,13 @@ fn numbers_are_accepted_up_to_both_ends_of_their_range() {
         ("MCP_RATE_LIMIT_MAX", "0"),
         ("RATE_LIMIT_WINDOW_MS", "1"),
         ("RATE_LIMIT_DEADLINE_MS", "1"),
-        ("RATE_LIMIT_IPV6_PREFIX", "1"),
+        ("RATE_LIMIT_IPV6_PREFIX", "32"),
     ])
     .unwrap();
     assert_eq!(least.mcp_rate_limit_max(), 0);
     assert_eq!(least.rate_limit_window(), Duration::from_millis(1));
     assert_eq!(least.deadline(), Some(Duration::from_millis(1)));
-    assert_eq!(least.ipv6_prefix(), Some(1));
+    assert_eq!(least.ipv6_prefix(), Some(32));
 
     let most = settings(&[
         ("MCP_RATE_LIMIT_MAX", " 9007199254740991 "),
@@ -80,8 +80,8 @@ fn a_wrong_number_is_refused_with_its_variable_and_what_it_accepts() {
         ("RATE_LIMIT_WINDOW_MS", "31622400001", "milliseconds from 1 to 31622400000"),
         ("RATE_LIMIT_DEADLINE_MS", "0", "milliseconds from 1 to 60000"),
         ("RATE_LIMIT_DEADLINE_MS", "60001", "milliseconds from 1 to 60000"),
-        ("RATE_LIMIT_IPV6_PREFIX", "0", "a whole number from 1 to 128"),
-        ("RATE_LIMIT_IPV6_PREFIX", "300", "a whole number from 1 to 128"),
+        ("RATE_LIMIT_IPV6_PREFIX", "31", "a whole number from 32 to 128"),
+        ("RATE_LIMIT_IPV6_PREFIX", "129", "a whole number from 32 to 128"),
     ] {
         let error = settings(&[(variable, value)]).unwrap_err();
         assert_eq!(error.variable(), variable);

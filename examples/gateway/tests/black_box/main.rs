@@ -1,0 +1,17 @@
+//! The gateway from outside: its binary, its environment, HTTP/1.1 and a
+//! private Redis.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may fail")]
+
+mod browsers;
+mod gateway;
+mod http;
+mod limit;
+mod metrics;
+mod outage;
+mod replicas;
+mod settings;
+mod shutdown;
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
+mod whoami;
