@@ -157,10 +157,14 @@ impl RedisStore {
         &self,
         send: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<T, StoreError> {
+        if let Some(error) = self.link.unavailable() {
+            return Err(error);
+        }
         let _place = Place::take(&self.waiting)?;
         let started = Instant::now();
         let late = |_| StoreError::new(StoreErrorKind::Timeout);
-        let mut live = timeout(self.deadline, self.link.connection()).await.map_err(late)??;
+        let connection = timeout(self.deadline, self.link.connection()).await;
+        let mut live = connection.map_err(late).inspect_err(|_| self.link.missed_first())??;
         let left = self.deadline.saturating_sub(started.elapsed());
         let answer = match timeout(left, send(&mut live.connection)).await {
             Ok(answer) => answer.map_err(|error| error::classify(&error)),
