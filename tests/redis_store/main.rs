@@ -7,14 +7,20 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod access;
 mod blocks;
+mod cancellation;
 mod concurrency;
 mod conformance;
+mod deadline;
 mod deny_cache;
 mod foreign_values;
 mod key_layout;
+mod outage;
 mod round_trips;
+mod runtimes;
 mod scripts;
+mod secrets;
 mod setup;
 mod sharing;
 mod windows;
