@@ -20,13 +20,14 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Whether the request may go on.
+    /// Whether the request may go on. A policy in shadow mode always lets it.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        self.outcome.refusal.is_none()
+        self.shadow || self.outcome.refusal.is_none()
     }
 
-    /// Why it was refused, `None` when it was allowed.
+    /// Why it was refused, or would have been if the policy were not in shadow
+    /// mode. `None` when nothing speaks against it.
     #[must_use]
     pub fn refusal(&self) -> Option<Refusal> {
         self.outcome.refusal
@@ -66,8 +67,8 @@ impl Decision {
     }
 
     /// After how long the same request, alone, is admitted; one millisecond
-    /// earlier it is not. `None` when it was allowed, and when it never can be
-    /// ([`Refusal::TooLarge`]).
+    /// earlier it is not. `None` when nothing speaks against it now, and when no
+    /// wait helps ([`Refusal::TooLarge`]).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.outcome.retry_after_ms.map(Duration::from_millis)

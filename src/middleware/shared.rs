@@ -156,7 +156,7 @@ impl Shared {
     }
 
     fn conclude(&self, decision: Decision, passed: Passed, head: &RequestHead<'_>) -> Admission {
-        if decision.is_allowed() || decision.is_shadow() {
+        if decision.is_allowed() {
             let in_request = self.decision_in_request;
             return Admission::Forward(Some(Shown { decision, mark: passed.mark, in_request }));
         }

@@ -1,1 +1,26 @@
+//! The limiter on a real `redis-server`, one module per behaviour.
+
 #![allow(missing_docs)]
+// A test that cannot go on should stop, with the reason.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod access;
+mod blocks;
+mod cancellation;
+mod concurrency;
+mod conformance;
+mod deadline;
+mod deny_cache;
+mod foreign_values;
+mod key_layout;
+mod outage;
+mod round_trips;
+mod runtimes;
+mod scripts;
+mod secrets;
+mod setup;
+mod sharing;
+mod windows;

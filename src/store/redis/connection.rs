@@ -5,9 +5,10 @@
 //! and a background task brings and probes the next one. No request pays for
 //! any of that; only the very first attempt is waited for.
 //!
-//! The task starts with the first check, on that check's runtime, and again
-//! when that runtime has ended. It holds no strong reference while it waits, so
-//! it ends with the limiter.
+//! The task starts with the first check, on that check's runtime. When that
+//! runtime ends the connection ends with it, and all starts again with the next
+//! check. The task holds no strong reference while it waits, so it ends with the
+//! limiter.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -78,6 +79,7 @@ struct Shared<P> {
     state: watch::Sender<State>,
     misses: Mutex<Misses>,
     generations: AtomicU64,
+    told: Mutex<Told>,
     events: Events,
     probe: P,
 }
@@ -120,6 +122,7 @@ impl<P: Probe> Link<P> {
             state,
             misses: Mutex::default(),
             generations: AtomicU64::new(0),
+            told: Mutex::default(),
             events,
             probe,
         };
@@ -137,28 +140,31 @@ impl<P: Probe> Link<P> {
 
     /// Why a check must not even wait, if so.
     pub(super) fn unavailable(&self) -> Option<StoreError> {
-        let down = match *self.shared.state.borrow() {
-            State::Up(_) => return None,
-            State::Untried => false,
-            State::Down => true,
+        let untried = match *self.shared.state.borrow() {
+            State::Up(_) => false,
+            State::Untried => true,
+            State::Down => return Some(StoreError::new(StoreErrorKind::Disconnected)),
         };
-        let supervised = self.supervise();
-        (down || !supervised).then(|| StoreError::new(StoreErrorKind::Disconnected))
+        // Outside of a runtime nothing can be waited for, not even a deadline.
+        let usable = if untried { self.supervise() } else { Handle::try_current().is_ok() };
+        (!usable).then(|| StoreError::new(StoreErrorKind::Disconnected))
     }
 
     /// The connection. Waits only while the very first attempt is under way.
     pub(super) async fn connection(&self) -> Result<Live, StoreError> {
-        if let State::Up(live) = &*self.shared.state.borrow() {
-            return Ok(live.clone());
-        }
-        if let Some(error) = self.unavailable() {
-            return Err(error);
-        }
         let mut changes = self.shared.state.subscribe();
         let tried = changes.wait_for(|state| !matches!(state, State::Untried)).await;
         match tried.as_deref() {
             Ok(State::Up(live)) => Ok(live.clone()),
             _ => Err(StoreError::new(StoreErrorKind::Disconnected)),
+        }
+    }
+
+    /// A check has waited for the very first attempt until its deadline. After
+    /// as many misses as cost a connection nobody waits for that either.
+    pub(super) fn missed_first(&self) {
+        if self.shared.missed() {
+            self.shared.give_up_first();
         }
     }
 
@@ -190,7 +196,7 @@ impl<P: Probe> Link<P> {
         let Ok(runtime) = Handle::try_current() else {
             return false;
         };
-        let task = supervise(Arc::downgrade(&self.shared), self.shared.state.subscribe());
+        let task = supervise(OnRuntime(Arc::downgrade(&self.shared)), self.shared.state.subscribe());
         *supervisor = Some(runtime.spawn(task));
         true
     }
@@ -215,6 +221,8 @@ impl<P> Shared<P> {
 
     /// Gives the checks a new connection.
     fn raise(&self, connection: MultiplexedConnection) {
+        let mut told = self.lock_told();
+        *told = Told::Nothing;
         *self.lock_misses() = Misses::default();
         let generation = self.generations.fetch_add(1, Ordering::Relaxed);
         self.state.send_replace(State::Up(Live { connection, generation }));
@@ -234,6 +242,7 @@ impl<P> Shared<P> {
 
     /// Takes a connection down, unless another one has come since.
     fn lose(&self, generation: u64, error: &StoreError) {
+        let mut told = self.lock_told();
         let lost = self.state.send_if_modified(|state| {
             let current = matches!(state, State::Up(live) if live.generation == generation);
             if current {
@@ -242,8 +251,23 @@ impl<P> Shared<P> {
             current
         });
         if lost {
+            self.tell_lost(&mut told, error);
+        }
+    }
+
+    /// An outage is told once, whoever notices it first.
+    fn tell_lost(&self, told: &mut Told, error: &StoreError) {
+        let news = if error.kind().is_misconfiguration() { Told::Misconfigured } else { Told::Lost };
+        if *told < news {
+            *told = news;
             (self.events)(&StoreEvent::Lost { address: &self.address, error });
         }
+    }
+
+    /// Held while the state changes and is told, so that what was told last is
+    /// what is true.
+    fn lock_told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -268,17 +292,14 @@ impl<P: Probe> Shared<P> {
 }
 
 /// Keeps a connection up until the limiter is gone.
-async fn supervise<P: Probe>(shared: Weak<Shared<P>>, mut state: watch::Receiver<State>) {
+async fn supervise<P: Probe>(shared: OnRuntime<P>, mut state: watch::Receiver<State>) {
     let mut backoff = FIRST_BACKOFF;
     let mut losses = Losses::default();
-    let mut told = Told::Nothing;
     loop {
-        let Some(strong) = shared.upgrade() else { return };
+        let Some(strong) = shared.0.upgrade() else { return };
         match strong.connect().await {
             Ok(connection) => {
                 backoff = FIRST_BACKOFF;
-                // The loss of this connection is told where it is noticed.
-                told = Told::Lost;
                 strong.raise(connection.as_ref().clone());
                 drop(strong);
                 if state.wait_for(|state| !matches!(state, State::Up(_))).await.is_err() {
@@ -289,11 +310,7 @@ async fn supervise<P: Probe>(shared: Weak<Shared<P>>, mut state: watch::Receiver
             }
             Err(error) => {
                 strong.give_up_first();
-                let news = if error.kind().is_misconfiguration() { Told::Misconfigured } else { Told::Lost };
-                if told < news {
-                    told = news;
-                    (strong.events)(&StoreEvent::Lost { address: &strong.address, error: &error });
-                }
+                strong.tell_lost(&mut strong.lock_told(), &error);
                 drop(strong);
                 sleep(jittered(backoff)).await;
                 backoff = (backoff * 2).min(LAST_BACKOFF);
@@ -302,10 +319,25 @@ async fn supervise<P: Probe>(shared: Weak<Shared<P>>, mut state: watch::Receiver
     }
 }
 
+/// What the background task holds of its link. Dropped with the task: when its
+/// runtime ends, the connection is driven no more, and the next check on another
+/// runtime is the first one there.
+struct OnRuntime<P>(Weak<Shared<P>>);
+
+impl<P> Drop for OnRuntime<P> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade() {
+            *shared.lock_misses() = Misses::default();
+            shared.state.send_replace(State::Untried);
+        }
+    }
+}
+
 /// What the outside knows of the connection that is missing. An outage is told
 /// once; that it is somebody's mistake is worth a second line.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Told {
+    #[default]
     Nothing,
     Lost,
     Misconfigured,

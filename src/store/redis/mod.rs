@@ -157,10 +157,14 @@ impl RedisStore {
         &self,
         send: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
     ) -> Result<T, StoreError> {
+        if let Some(error) = self.link.unavailable() {
+            return Err(error);
+        }
         let _place = Place::take(&self.waiting)?;
         let started = Instant::now();
         let late = |_| StoreError::new(StoreErrorKind::Timeout);
-        let mut live = timeout(self.deadline, self.link.connection()).await.map_err(late)??;
+        let connection = timeout(self.deadline, self.link.connection()).await;
+        let mut live = connection.map_err(late).inspect_err(|_| self.link.missed_first())??;
         let left = self.deadline.saturating_sub(started.elapsed());
         let answer = match timeout(left, send(&mut live.connection)).await {
             Ok(answer) => answer.map_err(|error| error::classify(&error)),
@@ -203,9 +207,9 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A charge like any other, on a key of its own that lives a millisecond: what
-/// passes it can decide checks. A ping would also be answered by a replica or
-/// by a server that is out of memory.
+/// Two charges like any other, on a key that is nobody's: what passes them can
+/// decide checks. A ping would also be answered by a replica, by a server that
+/// is out of memory, and to a user that may not do what the script does.
 struct WriteProbe {
     script: Arc<Script>,
     namespace: String,
@@ -213,12 +217,19 @@ struct WriteProbe {
 
 impl Probe for WriteProbe {
     async fn probe(&self, mut connection: MultiplexedConnection) -> Result<(), RedisError> {
-        // No policy name has a dot, so this is nobody's key.
+        // No policy name has a dot.
         let key = format!("{}.probe:rl:{:08x}", self.namespace, fastrand::u32(..));
-        let rule = Rule { limit: 1, window: 1, block: 0, enforced: true };
-        let asked = [Asked { key, rule, cost: 1 }];
-        let reply = self.script.run(&mut connection, |command| fill(command, &asked)).await?;
-        if reply.len() == 2 { Ok(()) } else { Err(unexpected_reply()) }
+        // The second charge finds a longer window than its own, so between them
+        // and the deletion every command of the script is run.
+        for window in [1000, 1] {
+            let rule = Rule { limit: 2, window, block: 0, enforced: true };
+            let asked = [Asked { key: key.clone(), rule, cost: 1 }];
+            let reply = self.script.run(&mut connection, |command| fill(command, &asked)).await?;
+            if reply.len() != 2 {
+                return Err(unexpected_reply());
+            }
+        }
+        redis::cmd("DEL").arg(&key).query_async(&mut connection).await
     }
 }
 

@@ -33,6 +33,11 @@ for i = 1, #KEYS do
 
   local count, left, blocked = 0, 0, false
   local value = redis.pcall('GET', key)
+  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then
+    -- A user that may not read. Taken for a foreign value, nothing would ever
+    -- be counted.
+    return value
+  end
   if value then
     count = counted(value)
     left = count and redis.call('PTTL', key) or 0
