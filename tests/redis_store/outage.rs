@@ -12,7 +12,7 @@ use tower_ratelimit::store::StoreErrorKind;
 use tower_ratelimit::{RateLimitLayer, Refusal, Source};
 
 use crate::setup::{Redis, connect, eventually, fixed, hit, hit_for, ms, request_from, who};
-use crate::support::Logs;
+use crate::support::{Logs, RedisServer};
 
 /// Why checks have fallen back.
 #[derive(Clone, Default)]
@@ -263,4 +263,31 @@ async fn a_server_out_of_memory_is_a_fallback_by_that_name() {
     assert_eq!(*reasons.0.lock().unwrap(), [StoreErrorKind::OutOfMemory; 3]);
     redis.server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(hit(&limiter, &http, "bob").await.source(), Source::Redis, "on the same connection");
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_uses_is_known_to_be_lost_and_comes_back() {
+    let (logs, _guard) = Logs::capture();
+    let mut redis = Redis::start();
+    let limiter = redis.builder().build().unwrap();
+    connect(&limiter).await;
+    redis.server.kill();
+    eventually("the loss is noticed without a check", || !limiter.is_connected()).await;
+    assert_eq!(logs.matching("store lost").len(), 1);
+    redis.server.restart();
+    eventually("the return is noticed without a check", || limiter.is_connected()).await;
+    let http = limiter.policy(fixed("http", 1, 60_000)).unwrap();
+    assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Redis, "the first check is not lost");
+    assert_eq!(logs.matching("rate limit store").len(), 3, "{:?}", logs.lines());
+}
+
+#[tokio::test]
+async fn a_server_without_the_newer_protocol_is_spoken_to_in_the_older_one() {
+    let redis = Redis::on(RedisServer::start_with(&["--rename-command", "HELLO", ""]));
+    let limiter = redis.limiter();
+    let http = limiter.policy(fixed("http", 2, 60_000)).unwrap();
+    for allowed in [true, true, false] {
+        let decision = hit(&limiter, &http, "ann").await;
+        assert_eq!((decision.is_allowed(), decision.source()), (allowed, Source::Redis));
+    }
 }

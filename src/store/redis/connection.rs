@@ -17,10 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, RedisError};
+use redis::aio::{MultiplexedConnection, SendError};
+use redis::{
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisError,
+};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -73,7 +75,9 @@ pub(super) struct Link<P> {
 }
 
 struct Shared<P> {
-    pool: Pool,
+    dial: Dial,
+    /// Of one connection: the one that is held, or the one that is coming.
+    pool: Mutex<Pool>,
     address: String,
     deadline: Duration,
     state: watch::Sender<State>,
@@ -99,23 +103,11 @@ impl<P: Probe> Link<P> {
         events: Events,
     ) -> Result<Self, RedisError> {
         let address = address(target.addr());
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            // Each check has the store's own deadline.
-            .set_response_timeout(None);
-        let manager = Manager::new_with_config(target, config)?;
-        let pool = Pool::builder(manager)
-            .max_size(1)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(CONNECT_TIMEOUT))
-            .create_timeout(Some(CONNECT_TIMEOUT))
-            .recycle_timeout(Some(CONNECT_TIMEOUT))
-            .build()
-            .map_err(|_| {
-                RedisError::from((redis::ErrorKind::InvalidClientConfig, "the pool has no runtime"))
-            })?;
+        let dial = Dial { target, closed: Arc::default() };
+        let pool = Mutex::new(dial.pool(ProtocolVersion::RESP3)?);
         let (state, _) = watch::channel(State::Untried);
         let shared = Shared {
+            dial,
             pool,
             address,
             deadline,
@@ -274,10 +266,15 @@ impl<P> Shared<P> {
 impl<P: Probe> Shared<P> {
     /// Brings a connection on which a check would work.
     async fn connect(&self) -> Result<Connection, StoreError> {
-        let connection = self.pool.get().await.map_err(|error| match &error {
-            PoolError::Backend(error) => error::classify(error),
-            _ => StoreError::new(StoreErrorKind::Timeout),
-        })?;
+        let connection = match self.dial().await {
+            // A server or a proxy that knows only the older protocol.
+            Err(error) if error.kind() == StoreErrorKind::UnknownCommand => {
+                *self.lock_pool() =
+                    self.dial.pool(ProtocolVersion::RESP2).map_err(|error| error::classify(&error))?;
+                self.dial().await?
+            }
+            dialled => dialled?,
+        };
         let probed =
             tokio::time::timeout(CONNECT_TIMEOUT, self.probe.probe(connection.as_ref().clone())).await;
         let error = match probed {
@@ -288,6 +285,71 @@ impl<P: Probe> Shared<P> {
         // Out of the pool for good, or it would be handed out again.
         drop(Connection::take(connection));
         Err(error)
+    }
+
+    async fn dial(&self) -> Result<Connection, StoreError> {
+        let pool = self.lock_pool().clone();
+        pool.get().await.map_err(|error| match &error {
+            PoolError::Backend(error) => error::classify(error),
+            _ => StoreError::new(StoreErrorKind::Timeout),
+        })
+    }
+
+    fn lock_pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The client has said that a connection is closed. It does not say which,
+    /// so the present one is asked for a sign of life; any answer is one.
+    async fn ask(&self) {
+        let State::Up(mut live) = self.state.borrow().clone() else { return };
+        let ping = redis::cmd("PING");
+        let asked = tokio::time::timeout(CONNECT_TIMEOUT, ping.query_async::<()>(&mut live.connection)).await;
+        let error = match asked {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error::classify(&error),
+            Err(_) => StoreError::new(StoreErrorKind::Timeout),
+        };
+        if matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::Timeout) {
+            self.lose(live.generation, &error);
+        }
+    }
+}
+
+/// How connections are made.
+struct Dial {
+    target: ConnectionInfo,
+    /// Told by the client when a connection is closed: without that, a dead one
+    /// that nobody uses would count as connected until the next check.
+    closed: Arc<Notify>,
+}
+
+impl Dial {
+    fn pool(&self, protocol: ProtocolVersion) -> Result<Pool, RedisError> {
+        let settings = self.target.redis_settings().clone().set_protocol(protocol);
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            // Each check has the store's own deadline.
+            .set_response_timeout(None);
+        // The older protocol has no place for such news.
+        if protocol == ProtocolVersion::RESP3 {
+            let closed = self.closed.clone();
+            config = config.set_push_sender(move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    closed.notify_one();
+                }
+                Ok::<_, SendError>(())
+            });
+        }
+        let manager = Manager::new_with_config(self.target.clone().set_redis_settings(settings), config)?;
+        Pool::builder(manager)
+            .max_size(1)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(CONNECT_TIMEOUT))
+            .create_timeout(Some(CONNECT_TIMEOUT))
+            .recycle_timeout(Some(CONNECT_TIMEOUT))
+            .build()
+            .map_err(|_| RedisError::from((redis::ErrorKind::InvalidClientConfig, "the pool has no runtime")))
     }
 }
 
@@ -301,8 +363,9 @@ async fn supervise<P: Probe>(shared: OnRuntime<P>, mut state: watch::Receiver<St
             Ok(connection) => {
                 backoff = FIRST_BACKOFF;
                 strong.raise(connection.as_ref().clone());
+                let closed = strong.dial.closed.clone();
                 drop(strong);
-                if state.wait_for(|state| !matches!(state, State::Up(_))).await.is_err() {
+                if !until_lost(&shared.0, &mut state, &closed).await {
                     return;
                 }
                 drop(Connection::take(connection));
@@ -314,6 +377,24 @@ async fn supervise<P: Probe>(shared: OnRuntime<P>, mut state: watch::Receiver<St
                 drop(strong);
                 sleep(jittered(backoff)).await;
                 backoff = (backoff * 2).min(LAST_BACKOFF);
+            }
+        }
+    }
+}
+
+/// Waits for the end of a connection. Answers false when it is the limiter's.
+async fn until_lost<P: Probe>(
+    shared: &Weak<Shared<P>>,
+    state: &mut watch::Receiver<State>,
+    closed: &Notify,
+) -> bool {
+    loop {
+        let lost = async { state.wait_for(|state| !matches!(state, State::Up(_))).await.is_ok() };
+        tokio::select! {
+            is_lost = lost => return is_lost,
+            () = closed.notified() => {
+                let Some(strong) = shared.upgrade() else { return false };
+                strong.ask().await;
             }
         }
     }

@@ -13,6 +13,9 @@ pub(super) fn classify(error: &RedisError) -> StoreError {
     if error.is_timeout() {
         return StoreError::new(StoreErrorKind::Timeout);
     }
+    if error.kind() == ErrorKind::RESP3NotSupported {
+        return StoreError::new(StoreErrorKind::UnknownCommand);
+    }
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::new(StoreErrorKind::Auth);
     }
@@ -51,6 +54,7 @@ fn known(code: &str) -> Option<StoreErrorKind> {
         "NOAUTH" | "WRONGPASS" | "NOPERM" => StoreErrorKind::Auth,
         // A redirect that a client without a cluster cannot follow.
         "CROSSSLOT" | "MOVED" | "ASK" => StoreErrorKind::CrossSlot,
+        "NOPROTO" => StoreErrorKind::UnknownCommand,
         _ => return None,
     })
 }
