@@ -98,13 +98,6 @@ impl Decision {
         let has_less = !self.is_allowed() || self.remaining() <= allowance.remaining();
         !self.shadow && (allowance.shadow || has_less)
     }
-
-    /// Seconds for `Retry-After` (RFC 9110, section 10.2.3): rounded up, at least
-    /// 1. `None` where [`retry_after`](Self::retry_after) is.
-    #[must_use]
-    pub fn retry_after_seconds(&self) -> Option<u64> {
-        self.outcome.retry_after_ms.map(|ms| ms.div_ceil(1000).max(1))
-    }
 }
 
 /// Why a check was refused.

@@ -111,6 +111,15 @@ impl Fields {
     }
 }
 
+impl Decision {
+    /// Seconds for `Retry-After` (RFC 9110, section 10.2.3): rounded up, at least
+    /// 1. `None` where [`retry_after`](Self::retry_after) is.
+    #[must_use]
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.outcome.retry_after_ms.map(|ms| ms.div_ceil(1000).max(1))
+    }
+}
+
 /// Whether what the inner service has said leaves less than this decision, or
 /// cannot be compared.
 fn is_tighter(headers: &HeaderMap, decision: &Decision) -> bool {
