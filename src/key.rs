@@ -81,6 +81,10 @@ impl Key {
         self.blockable
     }
 
+    pub(crate) fn first_len(&self) -> u8 {
+        self.first_len
+    }
+
     /// The first part and the rest, for the hash tag of keys that are checked
     /// together.
     pub(crate) fn split_first(&self) -> (&str, &str) {

@@ -18,7 +18,7 @@ pub(super) fn judge(rule: &Rule, state: State, cost: u64) -> Option<Refusal> {
     }
     match state {
         State::Blocked { .. } => Some(Refusal::Blocked),
-        _ => (cost.max(1) > rule.limit.saturating_sub(count(state))).then_some(Refusal::Limit),
+        _ => (cost.max(1) > rule.limit.saturating_sub(state.count())).then_some(Refusal::Limit),
     }
 }
 
@@ -43,7 +43,7 @@ pub(super) fn start_block(rule: &Rule, state: State, cost: u64, now: Millis) -> 
 /// What to tell the client of a state after a check.
 pub(super) fn report(rule: &Rule, state: State, refusal: Option<Refusal>, now: Millis) -> Outcome {
     let blocked = matches!(state, State::Blocked { .. });
-    let used = if blocked { rule.limit } else { count(state) };
+    let used = if blocked { rule.limit } else { state.count() };
     let reset_after_ms = state.end().map_or(0, |end| end.saturating_sub(now));
     let refusal = match refusal {
         // This very refusal started the block.
@@ -64,12 +64,5 @@ pub(super) fn report(rule: &Rule, state: State, refusal: Option<Refusal>, now: M
         retry_after_ms,
         blocked,
         block_started: false,
-    }
-}
-
-fn count(state: State) -> u64 {
-    match state {
-        State::Counting { count, .. } => count,
-        State::Idle | State::Blocked { .. } => 0,
     }
 }

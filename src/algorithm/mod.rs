@@ -43,6 +43,14 @@ impl State {
         }
     }
 
+    /// The count of an open window, 0 otherwise.
+    pub(crate) fn count(self) -> u64 {
+        match self {
+            Self::Counting { count, .. } => count,
+            Self::Idle | Self::Blocked { .. } => 0,
+        }
+    }
+
     /// When it is forgotten, `None` for nothing.
     pub(crate) fn end(self) -> Option<Millis> {
         match self {

@@ -1,11 +1,11 @@
 //! How a limiter is set up, and what is refused then.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use super::registry::Registry;
-use super::{Backend, RateLimiter};
+use super::{Backend, Inner, RateLimiter};
 use crate::clock::Clock;
 use crate::observe::{Observer, Observers};
 use crate::policy::PolicyError;
@@ -189,14 +189,15 @@ impl RateLimiterBuilder {
                 return Err(BuildError::NeedsRedis { field });
             }
         }
-        let (backend, registry) = backend(self.origin, namespace, deadline, &observers)?;
+        let home = Arc::default();
+        let (backend, registry) = backend(self.origin, namespace, deadline, &observers, &home)?;
         #[cfg(feature = "test-util")]
         let clock = self.clock.map_or_else(Clock::system, Clock::Manual);
         #[cfg(not(feature = "test-util"))]
         let clock = Clock::system();
         let local = LocalTable::new(self.capacity);
         let share = self.share.unwrap_or(Share::WHOLE);
-        Ok(RateLimiter(Arc::new(super::Inner {
+        let inner = Arc::new(Inner {
             backend,
             registry,
             local,
@@ -204,26 +205,39 @@ impl RateLimiterBuilder {
             clock,
             observers,
             problems: crate::observe::Problems::default(),
-        })))
+        });
+        // Set here and nowhere else.
+        let _ = home.set(Arc::downgrade(&inner));
+        Ok(RateLimiter(inner))
     }
 }
+
+/// Where a store finds the limiter that it is part of.
+type Home = Arc<OnceLock<Weak<Inner>>>;
 
 fn backend(
     origin: Origin,
     namespace: String,
     deadline: Duration,
     observers: &Observers,
+    home: &Home,
 ) -> Result<(Backend, Arc<Registry>), BuildError> {
     match origin {
         Origin::Memory => Ok((Backend::Memory, Registry::own(namespace))),
         #[cfg(feature = "redis")]
         Origin::Redis(url) => {
-            let told = observers.clone();
-            let tell = move |event: &StoreEvent<'_>| told.tell(|observer| observer.store(event));
+            let (told, home) = (observers.clone(), home.clone());
+            let tell = move |event: &StoreEvent<'_>| {
+                told.tell(|observer| observer.store(event));
+                if let (StoreEvent::Connected { .. }, Some(inner)) = (event, home.get()) {
+                    // On the task that has made the connection.
+                    tokio::spawn(super::reconcile::pay_while_connected(inner.clone()));
+                }
+            };
             let store = crate::store::redis::RedisStore::new(&url, &namespace, deadline, tell)
                 .map_err(|_| BuildError::RedisUrl)?;
             let registry = Registry::shared(&store.place(), namespace);
-            Ok((Backend::Redis(store), registry))
+            Ok((Backend::Redis(Arc::new(store)), registry))
         }
         #[cfg(feature = "test-util")]
         Origin::Script(script) => Ok((Backend::Scripted(script), Registry::own(namespace))),

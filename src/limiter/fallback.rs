@@ -1,20 +1,74 @@
 //! Deciding through Redis: its refusals repeated, its answers mirrored, and what
 //! happens when it cannot decide.
 
+use std::sync::{Arc, Weak};
+
 use arrayvec::ArrayVec;
 
-use super::{Backend, Charge, Inner, decision};
+use super::{Backend, Charge, Charges, Inner, decision};
 use crate::algorithm::{self, Line, State};
 use crate::clock::Millis;
 use crate::decision::{Decision, Outcome, Refusal, Source};
 use crate::policy::MAX_POLICIES;
-use crate::store::StoreError;
-use crate::store::memory::{Answer, Answers};
-use crate::store::redis;
+use crate::store::memory::{Answer, Answers, Charged, Debt, Said};
+use crate::store::redis::{self, Remembered, Turn};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// What was sent in front of a check, charge by charge.
+pub(super) type Debts = ArrayVec<Option<Debt>, MAX_POLICIES>;
 
 impl Charge {
-    fn asked_of_redis(&self) -> redis::Asked {
-        redis::Asked { key: self.policy.store_key(&self.key), rule: self.rule(), cost: self.cost }
+    fn asked_of_redis(&self, debt: Option<&Debt>) -> redis::Asked {
+        let key = self.policy.store_key(&self.key);
+        let owed = debt.map(|debt| self.policy.owed(&key, debt));
+        redis::Asked { key, rule: self.rule(), cost: self.cost, owed }
+    }
+}
+
+/// One check by Redis; by this process if Redis does not answer in time.
+pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
+    let Backend::Redis(store) = &inner.backend else {
+        return inner.decide_locally(&charges, inner.clock.now());
+    };
+    let turn = match store.turn().await {
+        Ok(turn) => turn,
+        Err(error) => return inner.fall_back(&charges, &error, Charged::Unsent),
+    };
+    let (asked, debts) = inner.ask(&charges, &turn);
+    let mut answer = Box::pin(store.charge(&turn, asked));
+    let error = match store.answer(&turn, &mut answer).await {
+        Ok(before) => {
+            let answers = inner.take_over(&charges, before, &debts, turn.generation(), true);
+            return inner.conclude(&charges, &answers, Source::Redis);
+        }
+        Err(error) => error,
+    };
+    // Whether it was executed is known only where the server has said no.
+    let is_unknown = matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io);
+    let charged = if is_unknown { Charged::Unknown } else { Charged::Unsent };
+    let decision = inner.fall_back(&charges, &error, charged);
+    if error.kind() == StoreErrorKind::Timeout {
+        let late = Late { inner: Arc::downgrade(&inner), charges, debts, turn };
+        tokio::spawn(late.learn(answer));
+    }
+    decision
+}
+
+/// A check that was decided here before its answer came.
+struct Late {
+    inner: Weak<Inner>,
+    charges: Charges,
+    debts: Debts,
+    turn: Turn,
+}
+
+impl Late {
+    /// Waits for the answer, which comes at the latest when the connection is
+    /// given up, and learns from it what Redis has counted.
+    async fn learn(self, answer: impl Future<Output = Result<redis::Before, StoreError>>) {
+        let Ok(before) = answer.await else { return };
+        let Some(inner) = self.inner.upgrade() else { return };
+        inner.take_over(&self.charges, before, &self.debts, self.turn.generation(), false);
     }
 }
 
@@ -30,15 +84,26 @@ impl Inner {
         Some(self.conclude(charges, &[answer], Source::DenyCache))
     }
 
-    pub(super) async fn decide_by_redis(&self, charges: &[Charge]) -> Decision {
-        let Backend::Redis(store) = &self.backend else {
-            return self.decide_locally(charges, self.clock.now());
-        };
-        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked_of_redis).collect();
-        let before = match store.charge(&asked).await {
-            Ok(before) => before,
-            Err(error) => return self.fall_back(charges, &error),
-        };
+    /// What Redis is asked: the charges, and in front of them what this process
+    /// has counted for it.
+    fn ask(&self, charges: &[Charge], turn: &Turn) -> (Vec<redis::Asked>, Debts) {
+        let now = self.clock.now();
+        let debts: Debts =
+            charges.iter().map(|charge| self.local.owed(&charge.asked(), turn.generation(), now)).collect();
+        let asked = charges.iter().zip(&debts).map(|(charge, debt)| charge.asked_of_redis(debt.as_ref()));
+        (asked.collect(), debts)
+    }
+
+    /// Takes over an answer: computes what it means for each policy, and mirrors
+    /// it. A late one tells of charges that are counted here already.
+    pub(super) fn take_over(
+        &self,
+        charges: &[Charge],
+        before: Vec<Remembered>,
+        debts: &Debts,
+        generation: u64,
+        in_time: bool,
+    ) -> Answers {
         // The time left is counted from the answer, later than Redis does: what
         // is promised is then true there as well.
         let now = self.clock.now();
@@ -47,39 +112,47 @@ impl Inner {
             .zip(before)
             .map(|(charge, before)| Line { rule: charge.rule(), cost: charge.cost, state: before.at(now) })
             .collect();
+        let counted: ArrayVec<u64, MAX_POLICIES> = lines.iter().map(|line| line.state.count()).collect();
         let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
         algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
-        for ((charge, line), outcome) in charges.iter().zip(&lines).zip(&outcomes) {
-            if line.state != State::Idle {
-                let refused = matches!(outcome.refusal, Some(Refusal::Limit | Refusal::Blocked));
-                self.local.mirror(&charge.asked(), line.state, refused, now);
+        for (i, (charge, Line { state, .. })) in charges.iter().zip(&lines).enumerate() {
+            if let Some(debt) = debts[i] {
+                self.local.paid(&charge.asked(), debt.marker, generation);
+            }
+            if *state != State::Idle {
+                let refused = matches!(outcomes[i].refusal, Some(Refusal::Limit | Refusal::Blocked));
+                let charged = if in_time { state.count().saturating_sub(counted[i]) } else { 0 };
+                let said = Said { state: *state, charged, refused, generation };
+                self.local.mirror(&charge.asked(), said, now);
             }
         }
         let answer = |(line, outcome): (&Line, Outcome)| Answer { limit: line.rule.limit, outcome };
-        let answers: Answers = lines.iter().zip(outcomes).map(answer).collect();
-        self.conclude(charges, &answers, Source::Redis)
+        lines.iter().zip(outcomes).map(answer).collect()
     }
 
     /// The numbers of one identity as Redis has them, if it answers.
     pub(super) async fn peek_at_redis(&self, charge: &Charge) -> Option<Decision> {
         let Backend::Redis(store) = &self.backend else { return None };
-        if store.unavailable().is_some() {
-            return None;
-        }
+        let turn = store.turn().await.ok()?;
         // A cost of 0 changes nothing.
-        let before = store.charge(&[redis::Asked { cost: 0, ..charge.asked_of_redis() }]).await.ok()?;
-        let now = self.clock.now();
-        let rule = charge.rule();
-        let outcome = algorithm::peek(&rule, before.first()?.at(now), now);
+        let charges = [charge.clone().cost(0)];
+        let (asked, debts) = self.ask(&charges, &turn);
+        let before = store.answer(&turn, store.charge(&turn, asked)).await.ok()?;
+        let state = *before.first()?;
+        self.take_over(&charges, before, &debts, turn.generation(), true);
+        let (now, rule) = (self.clock.now(), charge.rule());
+        let outcome = algorithm::peek(&rule, state.at(now), now);
         Some(decision(charge, Answer { limit: rule.limit, outcome }, Source::Redis))
     }
 
     /// The one place where a store that could not decide becomes a decision.
-    pub(super) fn fall_back(&self, charges: &[Charge], error: &StoreError) -> Decision {
+    pub(super) fn fall_back(&self, charges: &[Charge], error: &StoreError, charged: Charged) -> Decision {
         for charge in charges {
             let policy = charge.policy.policy().name();
             self.observers.tell(|observer| observer.fell_back(policy, error.kind()));
         }
-        self.decide_locally(charges, self.clock.now())
+        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
+        let answers = self.local.check(&asked, self.share, charged, self.clock.now());
+        self.conclude(charges, &answers, Source::Local)
     }
 }

@@ -4,6 +4,8 @@
 mod builder;
 #[cfg(feature = "redis")]
 mod fallback;
+#[cfg(feature = "redis")]
+mod reconcile;
 mod registry;
 
 use std::fmt;
@@ -24,7 +26,7 @@ use crate::key::Key;
 use crate::observe::{Checked, Observers, Problem, Problems, Verdict};
 use crate::policy::{MAX_POLICIES, Policy};
 use crate::store::StoreError;
-use crate::store::memory::{Answer, Asked, LocalTable, Share};
+use crate::store::memory::{Answer, Asked, Charged, LocalTable, Share};
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 
@@ -64,7 +66,7 @@ struct Inner {
 enum Backend {
     Memory,
     #[cfg(feature = "redis")]
-    Redis(RedisStore),
+    Redis(Arc<RedisStore>),
     #[cfg(feature = "test-util")]
     Scripted(crate::test_util::Script),
 }
@@ -105,7 +107,13 @@ impl Charge {
     }
 
     fn asked(&self) -> Asked<'_> {
-        Asked { policy: self.policy.id(), key: self.key.as_str(), rule: self.rule(), cost: self.cost }
+        Asked {
+            policy: self.policy.id(),
+            key: self.key.as_str(),
+            first_len: self.key.first_len(),
+            rule: self.rule(),
+            cost: self.cost,
+        }
     }
 }
 
@@ -340,10 +348,9 @@ impl RateLimiter {
                     return Check::Ready(denied);
                 }
                 if let Some(error) = store.unavailable() {
-                    return Check::Ready(inner.fall_back(charges, &error));
+                    return Check::Ready(inner.fall_back(charges, &error, Charged::Unsent));
                 }
-                let (inner, charges) = (inner.clone(), charges.clone());
-                Check::Waiting(Box::pin(async move { inner.decide_by_redis(&charges).await }))
+                Check::Waiting(Box::pin(fallback::decide(inner.clone(), charges.clone())))
             }
             #[cfg(feature = "test-util")]
             Backend::Scripted(script) => {
@@ -366,7 +373,7 @@ impl Inner {
 
     fn decide_locally(&self, charges: &[Charge], now: Millis) -> Decision {
         let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
-        let answers = self.local.check(&asked, self.fallback_share(), now);
+        let answers = self.local.check(&asked, Share::WHOLE, Charged::Here, now);
         self.conclude(charges, &answers, Source::Local)
     }
 

@@ -12,6 +12,10 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use crate::algorithm::Rule;
 use crate::key::Key;
 use crate::policy::{Policy, PolicyError};
+#[cfg(feature = "redis")]
+use crate::store::memory::{Debt, Marker};
+#[cfg(feature = "redis")]
+use crate::store::redis::Owed;
 
 /// A policy that a limiter knows, from [`RateLimiter::policy`]; cheap to clone.
 ///
@@ -24,6 +28,7 @@ struct Registered {
     rule: Rule,
     /// Its number in the local tables of this process.
     id: u32,
+    namespace: String,
     /// `<namespace><name>:rl:`
     prefix: String,
     /// Whether it is checked together with others somewhere: its keys then
@@ -55,12 +60,41 @@ impl PolicyHandle {
     /// ```
     #[must_use]
     pub fn store_key(&self, key: &Key) -> String {
+        let (first, rest) = key.split_first();
+        self.store_key_of(first, rest)
+    }
+
+    pub(crate) fn store_key_of(&self, first: &str, rest: &str) -> String {
         let prefix = &self.0.prefix;
-        if self.0.paired.load(Ordering::Relaxed) {
-            let (first, rest) = key.split_first();
-            return format!("{prefix}{{{first}}}{rest}");
+        if self.is_paired() { format!("{prefix}{{{first}}}{rest}") } else { format!("{prefix}{first}{rest}") }
+    }
+
+    /// A debt as Redis is told of it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn owed(&self, store_key: &str, debt: &Debt) -> Owed {
+        let Debt { marker, floor, delta, left, blocked } = *debt;
+        let marker = marker.map(|marker| self.marker_key(store_key, marker));
+        Owed { marker, floor, delta, left, blocked }
+    }
+
+    /// The key that is set when a debt to `store_key` is paid. In the slot of
+    /// that key, and nobody's else: no identity has a part that starts with `=`,
+    /// and no policy key starts so.
+    #[cfg(feature = "redis")]
+    fn marker_key(&self, store_key: &str, marker: Marker) -> String {
+        if self.is_paired() {
+            return format!("{store_key}:={marker}");
         }
-        format!("{prefix}{}", key.as_str())
+        format!("{}reconciled:{{{store_key}}}:{marker}", self.0.namespace)
+    }
+
+    fn is_paired(&self) -> bool {
+        self.0.paired.load(Ordering::Relaxed)
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn rule(&self) -> Rule {
+        self.0.rule
     }
 
     pub(crate) fn rule_for(&self, key: &Key) -> Rule {
@@ -126,6 +160,14 @@ impl Registry {
         registry
     }
 
+    /// The policy of a number, if anybody has it still.
+    #[cfg(feature = "redis")]
+    pub(crate) fn policy(&self, id: u32) -> Option<PolicyHandle> {
+        let policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = policies.values().flatten().filter_map(Weak::upgrade);
+        known.find(|known| known.id == id).map(PolicyHandle)
+    }
+
     /// Finds or adds a policy. Answers whether another rule of its name was
     /// there before.
     pub(crate) fn register(
@@ -159,6 +201,7 @@ impl Registry {
                 policy: policy.clone(),
                 rule,
                 id,
+                namespace: namespace.clone(),
                 prefix,
                 paired: AtomicBool::new(false),
                 layers: AtomicU32::new(0),

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
@@ -34,14 +34,30 @@ const MAX_SHARDS: usize = 64;
 /// How many ended entries an insertion sweeps: more than it adds.
 const SWEPT_PER_INSERT: usize = 4;
 
+/// How many slots are looked at for debts under one lock.
+const STRETCH: usize = 256;
+
 /// One policy's part in a check on the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     /// The policy's number in its limiter.
     pub(crate) policy: u32,
     pub(crate) key: &'a str,
+    /// The length of the key's first part.
+    pub(crate) first_len: u8,
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
+}
+
+/// What becomes of a charge that this process admits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Charged {
+    /// It is counted here and nowhere else.
+    Here,
+    /// It is counted in Redis, which has surely not been told.
+    Unsent,
+    /// It is counted in Redis, which may have been told.
+    Unknown,
 }
 
 /// An answer of the table: the numbers and the limit that was in force.
@@ -86,6 +102,10 @@ pub(crate) struct LocalTable {
     hasher: RandomState,
     entries: AtomicUsize,
     overflowed: AtomicUsize,
+    /// What this process calls itself in its markers.
+    replica: u64,
+    markers: AtomicU64,
+    new_debts: AtomicBool,
 }
 
 impl LocalTable {
@@ -96,18 +116,23 @@ impl LocalTable {
             let capacity = capacity / shards + usize::from(index < capacity % shards);
             Mutex::new(Shard { capacity, ..Shard::default() })
         };
+        let hasher = RandomState::new();
         Self {
             shards: (0..shards).map(shard).collect(),
-            hasher: RandomState::new(),
+            // As random as the hasher's own keys.
+            replica: hasher.hash_one("replica"),
+            hasher,
             entries: AtomicUsize::new(0),
             overflowed: AtomicUsize::new(0),
+            markers: AtomicU64::new(0),
+            new_debts: AtomicBool::new(false),
         }
     }
 
     /// Plays one check, atomically over all its keys.
-    pub(crate) fn check(&self, asked: &[Asked<'_>], share: Share, now: Millis) -> Answers {
+    pub(crate) fn check(&self, asked: &[Asked<'_>], share: Share, charged: Charged, now: Millis) -> Answers {
         if let [asked] = asked {
-            return Answers::from_iter([self.check_one(asked, share, now)]);
+            return Answers::from_iter([self.check_one(asked, share, charged, now)]);
         }
         let mut locked = self.lock_all(asked);
         let mut lines = ArrayVec::<Line, MAX_POLICIES>::new();
@@ -115,32 +140,32 @@ impl LocalTable {
             let shard = &locked.guards[place.guard];
             lines.push(shard.line(shard.position(place.hash, asked), asked, share, now));
         }
+        let before: ArrayVec<State, MAX_POLICIES> = lines.iter().map(|line| line.state).collect();
+        let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
+        algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
         let mut answers = Answers::new();
-        let mut limits =
-            lines.iter().map(|line| line.rule.limit).collect::<ArrayVec<u64, MAX_POLICIES>>().into_iter();
-        algorithm::step(&mut lines, now, |outcome| {
-            answers.push(Answer { limit: limits.next().unwrap_or(0), outcome });
-        });
         for (i, asked) in asked.iter().enumerate() {
             let Place { guard, hash } = locked.places[i];
-            let change = Change::new(lines[i].state, &answers[i].outcome, now);
+            let change = Change::new(before[i], lines[i].state, &outcomes[i], now);
+            answers.push(Answer { limit: lines[i].rule.limit, outcome: outcomes[i] });
             // Looked up again: making room for the one before may have moved it.
             let position = locked.guards[guard].position(hash, asked);
-            locked.guards[guard].keep(position, hash, asked, change, self);
+            locked.guards[guard].keep(position, hash, asked, change, charged, self);
         }
         answers
     }
 
     /// The same for one key, which is found once.
-    fn check_one(&self, asked: &Asked<'_>, share: Share, now: Millis) -> Answer {
+    fn check_one(&self, asked: &Asked<'_>, share: Share, charged: Charged, now: Millis) -> Answer {
         let (hash, mut shard) = self.lock(asked);
         let position = shard.position(hash, asked);
         let mut lines = [shard.line(position, asked, share, now)];
-        let limit = lines[0].rule.limit;
+        let (before, limit) = (lines[0].state, lines[0].rule.limit);
         // Replaced by the one outcome of the one line.
         let mut outcome = algorithm::peek(&asked.rule, State::Idle, now);
         algorithm::step(&mut lines, now, |only| outcome = only);
-        shard.keep(position, hash, asked, Change::new(lines[0].state, &outcome, now), self);
+        let change = Change::new(before, lines[0].state, &outcome, now);
+        shard.keep(position, hash, asked, change, charged, self);
         Answer { limit, outcome }
     }
 
@@ -157,24 +182,86 @@ impl LocalTable {
         shard.forget(hash, asked, self);
     }
 
-    /// Takes over what Redis has just answered: the state after the check, and
-    /// whether Redis refused.
-    pub(crate) fn mirror(&self, asked: &Asked<'_>, state: State, refused: bool, now: Millis) {
+    /// Takes over what Redis has just answered on its connection of that
+    /// number: the state after the check, and whether Redis refused.
+    pub(crate) fn mirror(&self, asked: &Asked<'_>, said: Said, now: Millis) {
         let (hash, mut shard) = self.lock(asked);
         let position = shard.position(hash, asked);
-        let known = position.map_or(State::Idle, |position| shard.slots[position].state.at(now));
-        let state = merge(known, state.at(now), asked.rule.window);
+        let known = position.map_or_else(Known::default, |position| shard.slots[position].known(now));
+        let merged = known.merge(&said, asked.rule.window, now);
+        let state = merged.state;
         let rank =
-            if refused { Rank::Refused } else { Rank::after(&algorithm::peek(&asked.rule, state, now)) };
-        let Stored::In(slot) = shard.store(position, hash, asked, Change { state, rank, now }, self) else {
+            if said.refused { Rank::Refused } else { Rank::after(&algorithm::peek(&asked.rule, state, now)) };
+        let change = Change { state, rank, now, added: 0 };
+        let Stored::In(slot) = shard.store(position, hash, asked, change, self) else {
             return;
         };
-        slot.mirrored = match state {
-            State::Counting { count, .. } => Some(count),
-            State::Idle | State::Blocked { .. } => None,
-        };
+        (slot.told, slot.floor) = (merged.told, merged.floor);
+        slot.told_by = said.generation;
         // A policy that blocks must see each refusal that may start its block.
-        slot.denied = refused && (asked.rule.block == 0 || matches!(state, State::Blocked { .. }));
+        slot.denied = said.refused && (asked.rule.block == 0 || matches!(state, State::Blocked { .. }));
+    }
+
+    /// What must be sent in front of an identity's next check on a connection,
+    /// or in a batch: it stays the same until [`paid`](Self::paid) tells that
+    /// it has arrived, so sending it again adds nothing.
+    pub(crate) fn owed(&self, asked: &Asked<'_>, generation: u64, now: Millis) -> Option<Debt> {
+        let (hash, mut shard) = self.lock(asked);
+        let position = shard.position(hash, asked)?;
+        shard.slots[position].debt(generation, now, || self.marker())
+    }
+
+    /// Redis has acknowledged a debt.
+    pub(crate) fn paid(&self, asked: &Asked<'_>, marker: Option<Marker>, generation: u64) {
+        let (hash, mut shard) = self.lock(asked);
+        if let Some(position) = shard.position(hash, asked) {
+            shard.slots[position].paid(marker, generation);
+        }
+    }
+
+    /// Whether anything was charged here for Redis since this was last asked.
+    pub(crate) fn has_new_debts(&self) -> bool {
+        self.new_debts.swap(false, Ordering::Relaxed)
+    }
+
+    pub(crate) fn remember_debts(&self) {
+        self.new_debts.store(true, Ordering::Relaxed);
+    }
+
+    /// The next debts from a place in the table on, at most `at_most`, and the
+    /// place after them; `None` when the table is through. Holds each lock for
+    /// a short stretch only.
+    pub(crate) fn debts(
+        &self,
+        (mut shard_index, mut slot_index): (usize, usize),
+        at_most: usize,
+        generation: u64,
+        now: Millis,
+    ) -> (Vec<Debtor>, Option<(usize, usize)>) {
+        let mut debtors = Vec::new();
+        while let Some(shard) = self.shards.get(shard_index) {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let stretch = slot_index..shard.slots.capacity().min(slot_index + STRETCH);
+            for i in stretch {
+                if debtors.len() >= at_most {
+                    return (debtors, Some((shard_index, i)));
+                }
+                let Some(slot) = shard.slots.get_mut(i) else { continue };
+                if let Some(debt) = slot.debt(generation, now, || self.marker()) {
+                    let Slot { policy, ref key, first_len, .. } = *slot;
+                    debtors.push(Debtor { policy, key: key.clone(), first_len, debt });
+                }
+            }
+            slot_index += STRETCH;
+            if slot_index >= shard.slots.capacity() {
+                (shard_index, slot_index) = (shard_index + 1, 0);
+            }
+        }
+        (debtors, None)
+    }
+
+    fn marker(&self) -> Marker {
+        Marker(self.replica, self.markers.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The refusal that Redis gave this identity, while it lasts and if it
@@ -285,11 +372,18 @@ struct Change {
     state: State,
     rank: Rank,
     now: Millis,
+    /// By how much the count has grown.
+    added: u64,
 }
 
 impl Change {
-    fn new(state: State, outcome: &Outcome, now: Millis) -> Self {
-        Self { state, rank: Rank::after(outcome), now }
+    fn new(before: State, state: State, outcome: &Outcome, now: Millis) -> Self {
+        let added = match (before, state) {
+            (State::Counting { count: before, .. }, State::Counting { count, .. }) => count - before,
+            (State::Idle, State::Counting { count, .. }) => count,
+            _ => 0,
+        };
+        Self { state, rank: Rank::after(outcome), now, added }
     }
 }
 
@@ -299,13 +393,119 @@ struct Slot {
     key: CompactString,
     hash: u64,
     state: State,
+    first_len: u8,
     /// The count as of the last answer of Redis, in the window that is open.
-    mirrored: Option<u64>,
+    told: Option<u64>,
+    /// The connection on which it was told, 0 for none. Redis may have lost
+    /// what it told on another one.
+    told_by: u64,
+    /// At least so much is counted in this window: what was told, and charges
+    /// of unknown outcome. Telling Redis twice does no harm.
+    floor: u64,
+    /// Charges that surely never reached Redis. They come on top of the floor,
+    /// and must be added once.
+    delta: u64,
+    /// Names the delta once it has been sent. It is not changed from then on
+    /// until Redis has acknowledged it.
+    sent_as: Option<Marker>,
     /// Whether Redis has refused in this state.
     denied: bool,
     rank: Rank,
     /// The end under which the slot stands in `Shard::queue`.
     end: Millis,
+}
+
+impl Slot {
+    /// What an end of the window or a block makes meaningless.
+    fn forget_window(&mut self) {
+        self.told = None;
+        self.told_by = 0;
+        (self.floor, self.delta, self.sent_as) = (0, 0, None);
+    }
+
+    fn known(&self, now: Millis) -> Known {
+        let state = self.state.at(now);
+        match state {
+            State::Idle => Known::default(),
+            _ => Known { state, told: self.told, floor: self.floor, delta: self.delta },
+        }
+    }
+
+    /// Remembers for Redis what was charged here.
+    fn charged(&mut self, added: u64, charged: Charged) {
+        match charged {
+            Charged::Here => {}
+            Charged::Unsent if self.sent_as.is_none() => self.delta += added,
+            Charged::Unsent | Charged::Unknown => self.floor += added,
+        }
+    }
+
+    fn debt(&mut self, generation: u64, now: Millis, marker: impl FnOnce() -> Marker) -> Option<Debt> {
+        let state = self.state.at(now);
+        let end = state.end()?;
+        let is_even = self.delta == 0 && self.floor <= self.told.unwrap_or(0);
+        if is_even && self.told_by == generation {
+            return None;
+        }
+        if self.delta > 0 && self.sent_as.is_none() {
+            self.sent_as = Some(marker());
+        }
+        let blocked = matches!(state, State::Blocked { .. });
+        Some(Debt { marker: self.sent_as, floor: self.floor, delta: self.delta, left: end - now, blocked })
+    }
+
+    fn paid(&mut self, marker: Option<Marker>, generation: u64) {
+        if marker.is_some() && self.sent_as == marker {
+            // From now on it is part of what Redis has counted.
+            self.floor += std::mem::take(&mut self.delta);
+            self.sent_as = None;
+        }
+        self.told_by = generation;
+    }
+}
+
+/// Names one debt of one process, for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marker(u64, u64);
+
+impl std::fmt::Display for Marker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:x}.{:x}", self.0, self.1)
+    }
+}
+
+/// What Redis must be told of one identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Debt {
+    /// `None`: there is no delta.
+    pub(crate) marker: Option<Marker>,
+    /// At least so much is counted in this window.
+    pub(crate) floor: u64,
+    /// And so much comes on top.
+    pub(crate) delta: u64,
+    pub(crate) left: Millis,
+    pub(crate) blocked: bool,
+}
+
+/// A debt, and whose it is.
+#[derive(Debug)]
+pub(crate) struct Debtor {
+    pub(crate) policy: u32,
+    pub(crate) key: CompactString,
+    pub(crate) first_len: u8,
+    pub(crate) debt: Debt,
+}
+
+/// What Redis has said of one identity.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said {
+    /// After the check.
+    pub(crate) state: State,
+    /// What the check has added to it, unless that was counted here already.
+    pub(crate) charged: u64,
+    pub(crate) refused: bool,
+    /// The connection that it came by.
+    pub(crate) generation: u64,
 }
 
 enum Stored<'a> {
@@ -338,16 +538,16 @@ impl Shard {
 
     /// One policy's part in a check: what is known, and the limit in force.
     fn line(&self, position: Option<usize>, asked: &Asked<'_>, share: Share, now: Millis) -> Line {
-        let (state, mirrored) = match position {
-            Some(position) => (self.slots[position].state.at(now), self.slots[position].mirrored),
+        let (state, told) = match position {
+            Some(position) => (self.slots[position].state.at(now), self.slots[position].told),
             None if self.must_overflow(now) => {
                 (self.overflow.get(&asked.policy).copied().unwrap_or_default().at(now), None)
             }
             None => (State::Idle, None),
         };
         // What Redis said of a window that is over does not count.
-        let mirrored = mirrored.filter(|_| state != State::Idle);
-        let rule = Rule { limit: share.limit(asked.rule.limit, mirrored), ..asked.rule };
+        let told = told.filter(|_| state != State::Idle);
+        let rule = Rule { limit: share.limit(asked.rule.limit, told), ..asked.rule };
         Line { rule, cost: asked.cost, state }
     }
 
@@ -358,11 +558,21 @@ impl Shard {
         hash: u64,
         asked: &Asked<'_>,
         change: Change,
+        charged: Charged,
         table: &LocalTable,
     ) {
-        if let Stored::NoRoom = self.store(position, hash, asked, change, table) {
-            self.overflow.insert(asked.policy, change.state);
-            table.overflowed.fetch_add(1, Ordering::Relaxed);
+        match self.store(position, hash, asked, change, table) {
+            Stored::In(slot) => {
+                slot.charged(change.added, charged);
+                if charged != Charged::Here {
+                    table.remember_debts();
+                }
+            }
+            Stored::Nothing => {}
+            Stored::NoRoom => {
+                self.overflow.insert(asked.policy, change.state);
+                table.overflowed.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
@@ -380,8 +590,11 @@ impl Shard {
             let slot = &mut self.slots[position];
             if slot.state.at(change.now) == State::Idle {
                 // Another window: what Redis said of the last one is over.
-                slot.mirrored = None;
+                slot.forget_window();
                 slot.denied = false;
+            } else if matches!(change.state, State::Blocked { .. }) && slot.state != change.state {
+                // Redis is to be told of the block, the counts are over.
+                slot.forget_window();
             }
             slot.state = change.state;
             // An ended slot keeps its place and is swept from there.
@@ -405,7 +618,12 @@ impl Shard {
             key: CompactString::from(asked.key),
             hash,
             state: change.state,
-            mirrored: None,
+            first_len: asked.first_len,
+            told: None,
+            told_by: 0,
+            floor: 0,
+            delta: 0,
+            sent_as: None,
             denied: false,
             rank: change.rank,
             end,
@@ -467,22 +685,44 @@ impl Shard {
     }
 }
 
-/// What is true after Redis has answered, given what was known. Two answers may
-/// be mirrored in the other order than Redis gave them, so within one window
-/// the larger count is the later one, and a running block stands.
-fn merge(known: State, said: State, window: Millis) -> State {
-    match (known, said) {
-        (State::Counting { count, end }, State::Counting { count: said_count, end: said_end })
-            // Another window would end about a whole window later.
-            if said_end < end.saturating_add(window / 2) =>
-        {
-            State::Counting { count: count.max(said_count), end: said_end.max(end) }
+/// What is known of an identity when Redis answers, or then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    state: State,
+    told: Option<u64>,
+    floor: u64,
+    delta: u64,
+}
+
+impl Known {
+    /// What is known after Redis has answered. Two answers may be mirrored in
+    /// the other order than Redis gave them, so within one window the larger
+    /// count is the later one, and a running block stands.
+    fn merge(self, said: &Said, window: Millis, now: Millis) -> Self {
+        let blocked = |until| Self { state: State::Blocked { until }, ..Self::default() };
+        match (self.state, said.state.at(now)) {
+            (State::Counting { end, .. }, State::Counting { count, end: said_end }) => {
+                // Another window would end about a whole window later.
+                let is_same = said_end < end.saturating_add(window / 2);
+                let (told, floor, end) = if is_same {
+                    // What Redis has counted now comes on top of a floor that it
+                    // has not reached.
+                    let told = self.told.unwrap_or(0);
+                    let charged = if self.floor > told { said.charged } else { 0 };
+                    (count.max(told), self.floor.saturating_add(charged).max(count), said_end.max(end))
+                } else {
+                    (count, count, said_end)
+                };
+                let count = floor.max(told).saturating_add(self.delta);
+                Self { state: State::Counting { count, end }, told: Some(told), floor, delta: self.delta }
+            }
+            (State::Blocked { until }, State::Blocked { until: said }) => blocked(until.max(said)),
+            (State::Blocked { until }, _) | (_, State::Blocked { until }) => blocked(until),
+            (_, State::Counting { count, end }) => {
+                Self { state: State::Counting { count, end }, told: Some(count), floor: count, delta: 0 }
+            }
+            (_, State::Idle) => Self::default(),
         }
-        (State::Blocked { until }, State::Blocked { until: said_until }) => {
-            State::Blocked { until: until.max(said_until) }
-        }
-        (State::Blocked { .. }, _) => known,
-        _ => said,
     }
 }
 

@@ -7,7 +7,8 @@ use crate::setup::{NoFallback, Redis, builder, connect, eventually, fixed, hit, 
 use crate::support::{Logs, RedisServer, Reply};
 
 /// The least that a user needs. With a database in the URL, `+select` too.
-const COMMANDS: [&str; 8] = ["+evalsha", "+eval", "+get", "+set", "+incrby", "+pttl", "+pexpire", "+del"];
+const COMMANDS: [&str; 9] =
+    ["+evalsha", "+eval", "+get", "+set", "+incrby", "+pttl", "+pexpire", "+del", "+time"];
 
 fn set_user(server: &RedisServer, keys: &str, commands: &[&str]) {
     let mut args = vec!["ACL", "SETUSER", "lim", "reset", "on", ">s3cr3t", keys];

@@ -17,6 +17,7 @@ mod deny_cache;
 mod foreign_values;
 mod key_layout;
 mod outage;
+mod reconcile;
 mod round_trips;
 mod runtimes;
 mod scripts;

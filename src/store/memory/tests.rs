@@ -4,11 +4,15 @@ use crate::algorithm::vectors::{Player, play_fixed_window};
 const RULE: Rule = Rule { limit: 3, window: 1_000, block: 0, enforced: true };
 
 fn asked(key: &str, rule: Rule) -> Asked<'_> {
-    Asked { policy: 7, key, rule, cost: 1 }
+    Asked { policy: 7, key, first_len: 0, rule, cost: 1 }
+}
+
+fn said(state: State, refused: bool) -> Said {
+    Said { state, charged: 0, refused, generation: 1 }
 }
 
 fn check(table: &LocalTable, asked: Asked<'_>, now: Millis) -> Outcome {
-    table.check(&[asked], Share::WHOLE, now)[0].outcome
+    table.check(&[asked], Share::WHOLE, Charged::Here, now)[0].outcome
 }
 
 /// One identity in a table.
@@ -117,7 +121,7 @@ fn a_share_is_of_what_was_left() {
 fn a_denial_is_repeated_until_it_ends_and_for_costs_that_do_not_fit() {
     let table = LocalTable::new(10);
     let two_left = State::Counting { count: 1, end: 500 };
-    table.mirror(&Asked { cost: 3, ..asked("a", RULE) }, two_left, true, 0);
+    table.mirror(&Asked { cost: 3, ..asked("a", RULE) }, said(two_left, true), 0);
     let denial = |cost, now| table.denial(&Asked { cost, ..asked("a", RULE) }, now);
     assert_eq!(denial(3, 100).unwrap().retry_after_ms, Some(400));
     assert!(denial(2, 100).is_none(), "this may fit: Redis is asked");
@@ -130,9 +134,9 @@ fn a_denial_is_repeated_until_it_ends_and_for_costs_that_do_not_fit() {
 fn a_refusal_that_may_still_start_a_block_is_not_repeated() {
     let table = LocalTable::new(10);
     let rule = Rule { block: 5_000, ..RULE };
-    table.mirror(&asked("a", rule), State::Counting { count: 3, end: 900 }, true, 0);
+    table.mirror(&asked("a", rule), said(State::Counting { count: 3, end: 900 }, true), 0);
     assert!(table.denial(&asked("a", rule), 1).is_none());
-    table.mirror(&asked("a", rule), State::Blocked { until: 5_000 }, true, 1);
+    table.mirror(&asked("a", rule), said(State::Blocked { until: 5_000 }, true), 1);
     assert_eq!(table.denial(&asked("a", rule), 1).unwrap().retry_after_ms, Some(4_999));
 }
 
@@ -140,11 +144,11 @@ fn a_refusal_that_may_still_start_a_block_is_not_repeated() {
 fn answers_mirrored_in_the_wrong_order_lose_nothing() {
     let table = LocalTable::new(10);
     let count = || table.peek(&asked("a", RULE), Share::WHOLE, 3).outcome.used;
-    table.mirror(&asked("a", RULE), State::Counting { count: 2, end: 1_001 }, false, 1);
-    table.mirror(&asked("a", RULE), State::Counting { count: 1, end: 1_000 }, false, 2);
+    table.mirror(&asked("a", RULE), said(State::Counting { count: 2, end: 1_001 }, false), 1);
+    table.mirror(&asked("a", RULE), said(State::Counting { count: 1, end: 1_000 }, false), 2);
     assert_eq!(count(), 2);
-    table.mirror(&asked("a", RULE), State::Blocked { until: 9_000 }, true, 2);
-    table.mirror(&asked("a", RULE), State::Counting { count: 3, end: 1_000 }, false, 2);
+    table.mirror(&asked("a", RULE), said(State::Blocked { until: 9_000 }, true), 2);
+    table.mirror(&asked("a", RULE), said(State::Counting { count: 3, end: 1_000 }, false), 2);
     assert!(table.peek(&asked("a", RULE), Share::WHOLE, 3).outcome.blocked);
 }
 
@@ -162,7 +166,7 @@ fn keys_of_different_shards_are_checked_together() {
                     if turned {
                         all.reverse();
                     }
-                    table.check(&all, Share::WHOLE, 0);
+                    table.check(&all, Share::WHOLE, Charged::Here, 0);
                 }
             });
         }

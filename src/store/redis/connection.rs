@@ -48,8 +48,11 @@ pub(super) type Events = Arc<dyn Fn(&StoreEvent<'_>) + Send + Sync>;
 
 /// What must work on a new connection before checks use it.
 pub(super) trait Probe: Send + Sync + 'static {
-    fn probe(&self, connection: MultiplexedConnection)
-    -> impl Future<Output = Result<(), RedisError>> + Send;
+    /// Answers with the server's time since 1970.
+    fn probe(
+        &self,
+        connection: MultiplexedConnection,
+    ) -> impl Future<Output = Result<Duration, RedisError>> + Send;
 }
 
 /// A connection that checks may use.
@@ -58,7 +61,17 @@ pub(super) struct Live {
     pub(super) connection: MultiplexedConnection,
     /// Which connection it is, so that a late failure of an older one does not
     /// take down its successor.
-    generation: u64,
+    pub(super) generation: u64,
+    /// The server's time since 1970, and when it was that.
+    server_time: (Duration, Instant),
+}
+
+impl Live {
+    /// The server's time by now.
+    pub(super) fn server_now(&self) -> Duration {
+        let (then, at) = self.server_time;
+        then + at.elapsed()
+    }
 }
 
 #[derive(Clone)]
@@ -128,6 +141,14 @@ impl<P: Probe> Link<P> {
 
     pub(super) fn is_up(&self) -> bool {
         matches!(*self.shared.state.borrow(), State::Up(_))
+    }
+
+    /// The number of the connection that is up.
+    pub(super) fn generation(&self) -> Option<u64> {
+        match &*self.shared.state.borrow() {
+            State::Up(live) => Some(live.generation),
+            State::Untried | State::Down => None,
+        }
     }
 
     /// Why a check must not even wait, if so.
@@ -212,12 +233,13 @@ impl<P> Shared<P> {
     }
 
     /// Gives the checks a new connection.
-    fn raise(&self, connection: MultiplexedConnection) {
+    fn raise(&self, connection: MultiplexedConnection, server_time: (Duration, Instant)) {
         let mut told = self.lock_told();
         *told = Told::Nothing;
         *self.lock_misses() = Misses::default();
-        let generation = self.generations.fetch_add(1, Ordering::Relaxed);
-        self.state.send_replace(State::Up(Live { connection, generation }));
+        // 0 is none.
+        let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
+        self.state.send_replace(State::Up(Live { connection, generation, server_time }));
         (self.events)(&StoreEvent::Connected { address: &self.address });
     }
 
@@ -265,7 +287,7 @@ impl<P> Shared<P> {
 
 impl<P: Probe> Shared<P> {
     /// Brings a connection on which a check would work.
-    async fn connect(&self) -> Result<Connection, StoreError> {
+    async fn connect(&self) -> Result<(Connection, (Duration, Instant)), StoreError> {
         let connection = match self.dial().await {
             // A server or a proxy that knows only the older protocol.
             Err(error) if error.kind() == StoreErrorKind::UnknownCommand => {
@@ -278,7 +300,7 @@ impl<P: Probe> Shared<P> {
         let probed =
             tokio::time::timeout(CONNECT_TIMEOUT, self.probe.probe(connection.as_ref().clone())).await;
         let error = match probed {
-            Ok(Ok(())) => return Ok(connection),
+            Ok(Ok(server_time)) => return Ok((connection, (server_time, Instant::now()))),
             Ok(Err(error)) => error::classify(&error),
             Err(_) => StoreError::new(StoreErrorKind::Timeout),
         };
@@ -360,9 +382,9 @@ async fn supervise<P: Probe>(shared: OnRuntime<P>, mut state: watch::Receiver<St
     loop {
         let Some(strong) = shared.0.upgrade() else { return };
         match strong.connect().await {
-            Ok(connection) => {
+            Ok((connection, server_time)) => {
                 backoff = FIRST_BACKOFF;
-                strong.raise(connection.as_ref().clone());
+                strong.raise(connection.as_ref().clone(), server_time);
                 let closed = strong.dial.closed.clone();
                 drop(strong);
                 if !until_lost(&shared.0, &mut state, &closed).await {

@@ -9,21 +9,21 @@ mod error;
 mod script;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{Cmd, ConnectionInfo, IntoConnectionInfo, RedisError};
 use tokio::time::{Instant, timeout};
 
-use self::connection::{Events, Link, Probe};
+use self::connection::{Events, Link, Live, Probe};
 use self::script::Script;
 use crate::algorithm::{Rule, State};
 use crate::clock::Millis;
-use crate::policy::MAX_POLICIES;
+use crate::policy::MAX_LIMIT;
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
 
 /// More checks than this at once are not sent but decided by the fallback.
@@ -39,10 +39,23 @@ pub(crate) struct Asked {
     pub(crate) key: String,
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
+    /// What this replica has counted by itself and sends in front.
+    pub(crate) owed: Option<Owed>,
+}
+
+/// What is owed to one counter, see the script.
+#[derive(Clone, Debug)]
+pub(crate) struct Owed {
+    /// The key that is set when the delta is added. `None`: there is no delta.
+    pub(crate) marker: Option<String>,
+    pub(crate) floor: u64,
+    pub(crate) delta: u64,
+    pub(crate) left: Millis,
+    pub(crate) blocked: bool,
 }
 
 /// The state of each key before a check.
-pub(crate) type Before = ArrayVec<Remembered, MAX_POLICIES>;
+pub(crate) type Before = Vec<Remembered>;
 
 /// What Redis remembered of one key, with the time left on its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +90,7 @@ pub(crate) struct RedisStore {
     fixed_window: Arc<Script>,
     deadline: Duration,
     db: i64,
-    waiting: AtomicUsize,
+    waiting: Arc<AtomicUsize>,
     events: Events,
 }
 
@@ -102,7 +115,7 @@ impl RedisStore {
         let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned() };
         let db = target.redis_settings().db();
         let link = Link::new(target, deadline, probe, events.clone())?;
-        Ok(Self { link, fixed_window, deadline, db, waiting: AtomicUsize::new(0), events })
+        Ok(Self { link, fixed_window, deadline, db, waiting: Arc::default(), events })
     }
 
     /// Which counters these are: the server and its database.
@@ -119,62 +132,97 @@ impl RedisStore {
         self.link.unavailable()
     }
 
-    /// One check: answers with the state before it.
+    /// A place and a connection for one check, within the deadline that starts
+    /// now.
+    pub(crate) async fn turn(&self) -> Result<Turn, StoreError> {
+        let started = Instant::now();
+        let turn = async {
+            if let Some(error) = self.link.unavailable() {
+                return Err(error);
+            }
+            let place = Place::take(&self.waiting)?;
+            let connection = timeout(self.deadline, self.link.connection()).await;
+            let late = |_| StoreError::new(StoreErrorKind::Timeout);
+            let live = connection.map_err(late).inspect_err(|_| self.link.missed_first())??;
+            Ok(Turn { live, started, _place: place })
+        };
+        turn.await.inspect_err(|error| {
+            (self.events)(&StoreEvent::Failed { error, latency: started.elapsed() });
+        })
+    }
+
+    /// One check: answers with the state before it, and after what is owed.
     ///
-    /// Dropped before the answer, it has counted once or not at all.
-    pub(crate) async fn charge(&self, asked: &[Asked]) -> Result<Before, StoreError> {
-        self.within_deadline(async |connection| {
-            let reply = self.fixed_window.run(connection, |command| fill(command, asked)).await?;
+    /// Dropped before the answer, it has counted once or not at all. It does
+    /// not borrow, so that an answer that is late can still be waited for.
+    pub(crate) fn charge(
+        &self,
+        turn: &Turn,
+        asked: Vec<Asked>,
+    ) -> impl Future<Output = Result<Before, StoreError>> + Send + use<> {
+        let (script, mut connection) = (self.fixed_window.clone(), turn.live.connection.clone());
+        let server_now = turn.live.server_now();
+        async move {
+            let sent = script.run(&mut connection, |command| fill(command, &asked, server_now)).await;
+            let reply = sent.map_err(|error| error::classify(&error))?;
             if reply.len() != 2 * asked.len() {
-                return Err(unexpected_reply());
+                return Err(error::classify(&unexpected_reply()));
             }
             Ok(reply.chunks_exact(2).map(|pair| Remembered::from_reply(pair[0], pair[1])).collect())
-        })
-        .await
+        }
+    }
+
+    /// Waits for an answer until the deadline. What comes later is the
+    /// caller's.
+    pub(crate) async fn answer<T>(
+        &self,
+        turn: &Turn,
+        answer: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let left = self.deadline.saturating_sub(turn.started.elapsed());
+        let late = |_| Err(StoreError::new(StoreErrorKind::Timeout));
+        let answer = timeout(left, answer).await.unwrap_or_else(late);
+        let latency = turn.started.elapsed();
+        match &answer {
+            Ok(_) => {
+                self.link.answered();
+                (self.events)(&StoreEvent::Answered { latency });
+            }
+            Err(error) => {
+                self.link.failed(&turn.live, error);
+                (self.events)(&StoreEvent::Failed { error, latency });
+            }
+        }
+        answer
     }
 
     /// Forgets keys by their exact names.
     pub(crate) async fn reset(&self, keys: &[String]) -> Result<(), StoreError> {
-        self.within_deadline(async |connection| redis::cmd("DEL").arg(keys).query_async(connection).await)
-            .await
+        let turn = self.turn().await?;
+        let mut connection = turn.live.connection.clone();
+        let mut command = redis::cmd("DEL");
+        let forget = command.arg(keys).query_async(&mut connection);
+        self.answer(&turn, async { forget.await.map_err(|error| error::classify(&error)) }).await
     }
 
-    async fn within_deadline<T>(
-        &self,
-        send: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
-        let started = Instant::now();
-        let answer = self.send_within_deadline(send).await;
-        let latency = started.elapsed();
-        (self.events)(&match &answer {
-            Ok(_) => StoreEvent::Answered { latency },
-            Err(error) => StoreEvent::Failed { error, latency },
-        });
-        answer
+    /// The connection that checks use now, if there is one.
+    pub(crate) fn generation(&self) -> Option<u64> {
+        self.link.generation()
     }
+}
 
-    async fn send_within_deadline<T>(
-        &self,
-        send: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
-    ) -> Result<T, StoreError> {
-        if let Some(error) = self.link.unavailable() {
-            return Err(error);
-        }
-        let _place = Place::take(&self.waiting)?;
-        let started = Instant::now();
-        let late = |_| StoreError::new(StoreErrorKind::Timeout);
-        let connection = timeout(self.deadline, self.link.connection()).await;
-        let mut live = connection.map_err(late).inspect_err(|_| self.link.missed_first())??;
-        let left = self.deadline.saturating_sub(started.elapsed());
-        let answer = match timeout(left, send(&mut live.connection)).await {
-            Ok(answer) => answer.map_err(|error| error::classify(&error)),
-            Err(elapsed) => Err(late(elapsed)),
-        };
-        match &answer {
-            Ok(_) => self.link.answered(),
-            Err(error) => self.link.failed(&live, error),
-        }
-        answer
+/// One check's turn on the connection.
+pub(crate) struct Turn {
+    live: Live,
+    started: Instant,
+    _place: Place,
+}
+
+impl Turn {
+    /// Which connection it is on: a new one may be to a server that has lost
+    /// what the last one was told.
+    pub(crate) fn generation(&self) -> u64 {
+        self.live.generation
     }
 }
 
@@ -189,11 +237,11 @@ impl fmt::Debug for RedisStore {
 }
 
 /// One of the places for checks under way. Given back however the check ends.
-struct Place<'a>(&'a AtomicUsize);
+struct Place(Arc<AtomicUsize>);
 
-impl<'a> Place<'a> {
-    fn take(waiting: &'a AtomicUsize) -> Result<Self, StoreError> {
-        let place = Self(waiting);
+impl Place {
+    fn take(waiting: &Arc<AtomicUsize>) -> Result<Self, StoreError> {
+        let place = Self(waiting.clone());
         if waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
             return Err(StoreError::new(StoreErrorKind::Overload));
         }
@@ -201,7 +249,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -216,34 +264,51 @@ struct WriteProbe {
 }
 
 impl Probe for WriteProbe {
-    async fn probe(&self, mut connection: MultiplexedConnection) -> Result<(), RedisError> {
+    async fn probe(&self, mut connection: MultiplexedConnection) -> Result<Duration, RedisError> {
         // No policy name has a dot.
         let key = format!("{}.probe:rl:{:08x}", self.namespace, fastrand::u32(..));
         // The second charge finds a longer window than its own, so between them
         // and the deletion every command of the script is run.
         for window in [1000, 1] {
             let rule = Rule { limit: 2, window, block: 0, enforced: true };
-            let asked = [Asked { key: key.clone(), rule, cost: 1 }];
-            let reply = self.script.run(&mut connection, |command| fill(command, &asked)).await?;
+            let asked = [Asked { key: key.clone(), rule, cost: 1, owed: None }];
+            let reply =
+                self.script.run(&mut connection, |command| fill(command, &asked, Duration::ZERO)).await?;
             if reply.len() != 2 {
                 return Err(unexpected_reply());
             }
         }
-        redis::cmd("DEL").arg(&key).query_async(&mut connection).await
+        let () = redis::cmd("DEL").arg(&key).query_async(&mut connection).await?;
+        let (seconds, micros): (u64, u32) = redis::cmd("TIME").query_async(&mut connection).await?;
+        Ok(Duration::from_secs(seconds) + Duration::from_micros(micros.into()))
     }
 }
 
 /// The arguments of the script, as its head describes them.
-fn fill(command: &mut Cmd, asked: &[Asked]) {
-    command.arg(asked.len());
+fn fill(command: &mut Cmd, asked: &[Asked], server_now: Duration) {
+    let owed = || asked.iter().enumerate().filter_map(|(i, asked)| Some((i, asked.owed.as_ref()?)));
+    let markers = || owed().filter_map(|(_, owed)| owed.marker.as_ref());
+    command.arg(asked.len() + markers().count());
     for asked in asked {
         command.arg(&asked.key);
     }
+    for marker in markers() {
+        command.arg(marker);
+    }
+    command.arg(asked.len()).arg(owed().count());
     for asked in asked {
         let Rule { limit, window, block, enforced } = asked.rule;
         // What is above the limit is too large, however far above.
-        let cost = asked.cost.min(crate::policy::MAX_LIMIT + 1);
+        let cost = asked.cost.min(MAX_LIMIT + 1);
         command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
+    }
+    let mut marker = asked.len();
+    for (i, owed) in owed() {
+        marker += usize::from(owed.marker.is_some());
+        let at = if owed.marker.is_some() { marker } else { 0 };
+        let end = server_now + Duration::from_millis(owed.left);
+        command.arg(i + 1).arg(at).arg(owed.floor.min(MAX_LIMIT)).arg(owed.delta.min(MAX_LIMIT));
+        command.arg(end.as_secs() * 1000 + u64::from(end.subsec_millis())).arg(u8::from(owed.blocked));
     }
 }
 

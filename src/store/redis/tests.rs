@@ -39,7 +39,7 @@ impl Twin {
              redis.call('SET', KEYS[1], 'x', 'PX', 1000)
              local steady = redis.call('PTTL', KEYS[1]) == 1000
              for i = 1, n do
-               local value, left = ARGV[5 * n + 2 * i - 1], ARGV[5 * n + 2 * i]
+               local value, left = ARGV[2 + 5 * n + 2 * i - 1], ARGV[2 + 5 * n + 2 * i]
                if value == '' then redis.call('DEL', KEYS[i]) else redis.call('SET', KEYS[i], value, 'PX', left) end
              end
              local reply, after = body(), {{}}
@@ -62,9 +62,10 @@ impl Twin {
         let mut args = vec![String::from("EVALSHA"), sha.clone(), keys.len().to_string()];
         self.sha = Some(sha);
         args.extend(keys.iter().cloned());
+        args.extend([keys.len().to_string(), String::from("0")]);
         for line in lines {
             let Rule { limit, window, block, enforced } = line.rule;
-            let cost = line.cost.min(crate::policy::MAX_LIMIT + 1);
+            let cost = line.cost.min(MAX_LIMIT + 1);
             args.extend([limit, window, block, cost, u64::from(enforced)].map(|number| number.to_string()));
         }
         for line in lines {

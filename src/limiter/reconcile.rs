@@ -1,0 +1,102 @@
+//! Paying what was counted here while Redis could not be asked.
+//!
+//! The debts of an identity with traffic ride in front of its next check. Those
+//! of the others are sent here, in batches, once the connection has been
+//! healthy for a second, and whenever something new is owed.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::{Backend, Inner};
+use crate::algorithm::{Rule, State};
+use crate::store::StoreError;
+use crate::store::memory::{Asked, Debtor, Said};
+use crate::store::redis::{self, Before, RedisStore};
+
+/// A connection is left to the traffic for this long, and between two rounds.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How many debts are sent at once: a script that runs a fraction of a
+/// millisecond.
+const BATCH: usize = 64;
+
+/// Pays on the present connection, until it is lost or the limiter is gone.
+pub(super) async fn pay_while_connected(inner: Weak<Inner>) {
+    let Some(generation) = inner.upgrade().and_then(|inner| inner.connection()) else { return };
+    // A new connection may be to a server that has lost everything.
+    let mut is_due = true;
+    loop {
+        sleep(PAUSE).await;
+        let Some(inner) = inner.upgrade() else { return };
+        let Backend::Redis(store) = &inner.backend else { return };
+        if store.generation() != Some(generation) {
+            return;
+        }
+        is_due |= inner.local.has_new_debts();
+        if is_due {
+            is_due = inner.pay_all(store, generation).await.is_err();
+        }
+    }
+}
+
+/// A debt with the policy that it belongs to.
+struct Due {
+    debtor: Debtor,
+    rule: Rule,
+    asked: redis::Asked,
+}
+
+impl Inner {
+    /// The connection that checks use now, if there is one.
+    fn connection(&self) -> Option<u64> {
+        match &self.backend {
+            Backend::Redis(store) => store.generation(),
+            _ => None,
+        }
+    }
+
+    /// Pays everything that is owed now, one batch after the other.
+    pub(super) async fn pay_all(&self, store: &RedisStore, generation: u64) -> Result<(), StoreError> {
+        let mut place = Some((0, 0));
+        while let Some(from) = place {
+            let (debtors, next) = self.local.debts(from, BATCH, generation, self.clock.now());
+            place = next;
+            let due: Vec<Due> = debtors.into_iter().filter_map(|debtor| self.due(debtor)).collect();
+            if due.is_empty() {
+                continue;
+            }
+            let turn = store.turn().await?;
+            let asked = due.iter().map(|due| due.asked.clone()).collect();
+            let before = store.answer(&turn, store.charge(&turn, asked)).await?;
+            self.acknowledge(&due, before, turn.generation());
+        }
+        Ok(())
+    }
+
+    /// What to send for a debtor. Nothing for a policy that nobody has any more.
+    fn due(&self, debtor: Debtor) -> Option<Due> {
+        let policy = self.registry.policy(debtor.policy)?;
+        let (first, rest) = debtor.key.split_at_checked(debtor.first_len.into())?;
+        let key = policy.store_key_of(first, rest);
+        let owed = policy.owed(&key, &debtor.debt);
+        // A cost of 0 charges nothing, and nothing is refused by it.
+        let rule = Rule { enforced: false, ..policy.rule() };
+        Some(Due { debtor, rule, asked: redis::Asked { key, rule, cost: 0, owed: Some(owed) } })
+    }
+
+    fn acknowledge(&self, due: &[Due], before: Before, generation: u64) {
+        let now = self.clock.now();
+        for (due, remembered) in due.iter().zip(before) {
+            let Debtor { policy, key, first_len, debt } = &due.debtor;
+            let asked = Asked { policy: *policy, key, first_len: *first_len, rule: due.rule, cost: 0 };
+            self.local.paid(&asked, debt.marker, generation);
+            let state = remembered.at(now);
+            let refused = matches!(state, State::Blocked { .. });
+            if state != State::Idle {
+                self.local.mirror(&asked, Said { state, charged: 0, refused, generation }, now);
+            }
+        }
+    }
+}
