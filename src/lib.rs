@@ -260,5 +260,5 @@ pub use crate::key::{Key, KeyBuilder, KeySecret, MAX_KEY_LEN};
 pub use crate::limiter::{BuildError, Charge, PolicyHandle, RateLimiter, RateLimiterBuilder};
 pub use crate::middleware::RateLimitLayer;
 pub use crate::policy::{
-    Algorithm, MAX_LIMIT, MAX_POLICIES, MAX_WINDOW, MIN_WINDOW, Policy, PolicyError, Rate,
+    Algorithm, MAX_LIMIT, MAX_POLICIES, MAX_WINDOW, MIN_WINDOW, OnStoreFailure, Policy, PolicyError, Rate,
 };

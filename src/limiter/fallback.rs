@@ -9,7 +9,7 @@ use super::{Backend, Charge, Charges, Inner, decision};
 use crate::algorithm::{self, Line, State};
 use crate::clock::Millis;
 use crate::decision::{Decision, Outcome, Refusal, Source};
-use crate::policy::MAX_POLICIES;
+use crate::policy::{MAX_POLICIES, OnStoreFailure};
 use crate::store::memory::{Answer, Answers, Charged, Debt, Said};
 use crate::store::redis::{self, Remembered, Turn};
 use crate::store::{StoreError, StoreErrorKind};
@@ -27,7 +27,7 @@ impl Charge {
 
 /// One check by Redis; by this process if Redis does not answer in time.
 pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
-    let Backend::Redis(store) = &inner.backend else {
+    let Backend::Redis { store, .. } = &inner.backend else {
         return inner.decide_locally(&charges, inner.clock.now());
     };
     let turn = match store.turn().await {
@@ -132,7 +132,7 @@ impl Inner {
 
     /// The numbers of one identity as Redis has them, if it answers.
     pub(super) async fn peek_at_redis(&self, charge: &Charge) -> Option<Decision> {
-        let Backend::Redis(store) = &self.backend else { return None };
+        let Backend::Redis { store, .. } = &self.backend else { return None };
         let turn = store.turn().await.ok()?;
         // A cost of 0 changes nothing.
         let charges = [charge.clone().cost(0)];
@@ -145,14 +145,43 @@ impl Inner {
         Some(decision(charge, Answer { limit: rule.limit, outcome }, Source::Redis))
     }
 
-    /// The one place where a store that could not decide becomes a decision.
+    /// The one place where a store that could not decide becomes a decision, by
+    /// each policy's choice.
     pub(super) fn fall_back(&self, charges: &[Charge], error: &StoreError, charged: Charged) -> Decision {
         for charge in charges {
             let policy = charge.policy.policy().name();
             self.observers.tell(|observer| observer.fell_back(policy, error.kind()));
         }
-        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
+        let choice = |charge: &Charge| charge.policy.policy().store_failure();
+        let denies = |charge: &&Charge| charge.rule().enforced && choice(charge) == OnStoreFailure::Deny;
+        if let Some(denying) = charges.iter().find(denies) {
+            return self.uncounted(denying, Some(Refusal::Unavailable));
+        }
+        let counted: Charges =
+            charges.iter().filter(|charge| choice(charge) != OnStoreFailure::Allow).cloned().collect();
+        if counted.is_empty() {
+            return self.uncounted(&charges[0], None);
+        }
+        let asked: ArrayVec<_, MAX_POLICIES> = counted.iter().map(Charge::asked).collect();
         let answers = self.local.check(&asked, self.share, charged, self.clock.now());
-        self.conclude(charges, &answers, Source::Local)
+        self.conclude(&counted, &answers, Source::Local)
+    }
+
+    /// A decision for which nobody has counted.
+    fn uncounted(&self, charge: &Charge, refusal: Option<Refusal>) -> Decision {
+        let limit = charge.rule().limit;
+        let outcome = Outcome {
+            refusal,
+            used: 0,
+            remaining: if refusal.is_none() { limit } else { 0 },
+            reset_after_ms: 0,
+            // The next try may find the store back.
+            retry_after_ms: refusal.map(|_| 1000),
+            blocked: false,
+            block_started: false,
+        };
+        let answers = [Answer { limit, outcome }];
+        let decision = self.conclude(std::slice::from_ref(charge), &answers, Source::Local);
+        Decision { counted: false, ..decision }
     }
 }

@@ -13,6 +13,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
@@ -29,6 +30,8 @@ use crate::store::StoreError;
 use crate::store::memory::{Answer, Asked, Charged, LocalTable, Share};
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
+#[cfg(feature = "redis")]
+use crate::store::{Health, HealthRecord};
 
 /// Counts identities against policies, here or in Redis. Cheap to clone; clones
 /// share everything.
@@ -66,7 +69,10 @@ struct Inner {
 enum Backend {
     Memory,
     #[cfg(feature = "redis")]
-    Redis(Arc<RedisStore>),
+    Redis {
+        store: Arc<RedisStore>,
+        health: Arc<HealthRecord>,
+    },
     #[cfg(feature = "test-util")]
     Scripted(crate::test_util::Script),
 }
@@ -294,7 +300,7 @@ impl RateLimiter {
         let charge = Charge::new(policy, *key);
         self.0.local.reset(&charge.asked());
         #[cfg(feature = "redis")]
-        if let Backend::Redis(store) = &self.0.backend {
+        if let Backend::Redis { store, .. } = &self.0.backend {
             store.reset(&[policy.store_key(key)]).await?;
             // Again: an answer from before may have been mirrored meanwhile.
             self.0.local.reset(&charge.asked());
@@ -316,9 +322,35 @@ impl RateLimiter {
     pub fn is_connected(&self) -> bool {
         match &self.0.backend {
             #[cfg(feature = "redis")]
-            Backend::Redis(store) => store.is_up(),
+            Backend::Redis { store, .. } => store.is_up(),
             _ => false,
         }
+    }
+
+    /// How Redis is doing, as this process sees it. `None` in memory.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn health(&self) -> Option<Health> {
+        match &self.0.backend {
+            Backend::Redis { health, .. } => Some(health.now()),
+            _ => None,
+        }
+    }
+
+    /// Sends to Redis what is left to reconcile, for the end of the process.
+    /// Answers at once in memory, and when nothing is owed.
+    ///
+    /// # Errors
+    ///
+    /// When Redis did not take all of it within the deadline: replicas that go
+    /// on then do not know what this one has admitted while Redis was gone.
+    pub async fn shutdown(&self, deadline: Duration) -> Result<(), StoreError> {
+        #[cfg(feature = "redis")]
+        if let Backend::Redis { store, .. } = &self.0.backend {
+            let paid = tokio::time::timeout(deadline, self.0.pay_what_is_left(store)).await;
+            return paid.unwrap_or_else(|_| Err(StoreError::new(crate::store::StoreErrorKind::Timeout)));
+        }
+        Ok(())
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -343,7 +375,7 @@ impl RateLimiter {
         match &inner.backend {
             Backend::Memory => Check::Ready(inner.decide_locally(charges, now)),
             #[cfg(feature = "redis")]
-            Backend::Redis(store) => {
+            Backend::Redis { store, .. } => {
                 if let Some(denied) = inner.denied_before(charges, now) {
                     return Check::Ready(denied);
                 }
@@ -411,7 +443,7 @@ impl Inner {
             verdict,
             limit: answer.limit,
             used: answer.outcome.used,
-            retry_after: answer.outcome.retry_after_ms.map(std::time::Duration::from_millis),
+            retry_after: answer.outcome.retry_after_ms.map(Duration::from_millis),
             source,
             shadow: !charge.rule().enforced,
             local_entries: self.local.entries(),
@@ -426,7 +458,7 @@ impl fmt::Debug for RateLimiter {
         match &self.0.backend {
             Backend::Memory => debug.field("store", &"memory"),
             #[cfg(feature = "redis")]
-            Backend::Redis(store) => debug.field("store", store),
+            Backend::Redis { store, .. } => debug.field("store", store),
             #[cfg(feature = "test-util")]
             Backend::Scripted(_) => debug.field("store", &"script"),
         };
@@ -452,5 +484,6 @@ fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
         outcome: answer.outcome,
         source,
         shadow: policy.is_shadow(),
+        counted: true,
     }
 }

@@ -184,7 +184,10 @@ impl Registry {
         let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
         let namesakes = policies.entry(policy.shared_name().clone()).or_default();
         namesakes.retain(|known| known.strong_count() > 0);
-        let known = namesakes.iter().filter_map(Weak::upgrade).find(|known| known.rule == rule);
+        let is_same = |known: &Arc<Registered>| {
+            known.rule == rule && known.policy.store_failure() == policy.store_failure()
+        };
+        let known = namesakes.iter().filter_map(Weak::upgrade).find(is_same);
         let conflict = !namesakes.is_empty() && known.is_none();
         let registered = known.unwrap_or_else(|| {
             let name = policy.name();

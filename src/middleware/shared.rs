@@ -143,7 +143,7 @@ impl Shared {
     /// Tells the client of an admitted request how much is left.
     pub(super) fn describe<R>(&self, response: &mut Response<R>, shown: Shown) {
         let decision = shown.decision;
-        if self.fields.enabled && !decision.is_shadow() {
+        if self.fields.enabled && decision.is_counted() && !decision.is_shadow() {
             let since_epoch = self.limiter.clock().since_epoch();
             let limit = self.limit_value(&decision);
             self.fields.describe(response.headers_mut(), &decision, &limit, since_epoch);

@@ -135,12 +135,13 @@ impl fmt::Debug for Metrics {
     }
 }
 
-const OUTCOMES: [Verdict; 5] = [
+const OUTCOMES: [Verdict; 6] = [
     Verdict::Allowed,
     Verdict::Spared,
     Verdict::Refused(Refusal::Limit),
     Verdict::Refused(Refusal::Blocked),
     Verdict::Refused(Refusal::TooLarge),
+    Verdict::Refused(Refusal::Unavailable),
 ];
 
 const SOURCES: [Source; 3] = [Source::Redis, Source::Local, Source::DenyCache];
@@ -152,6 +153,7 @@ fn outcome(verdict: Verdict) -> usize {
         Verdict::Refused(Refusal::Limit) => 2,
         Verdict::Refused(Refusal::Blocked) | Verdict::BlockStarted => 3,
         Verdict::Refused(Refusal::TooLarge) => 4,
+        Verdict::Refused(Refusal::Unavailable) => 5,
     }
 }
 

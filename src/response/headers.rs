@@ -88,7 +88,7 @@ impl Fields {
                 headers.insert(name, value);
             }
         };
-        if self.enabled {
+        if self.enabled && decision.is_counted() {
             complete(LIMIT, limit.clone());
             complete(REMAINING, number(decision.remaining()));
             complete(RESET, self.reset_value(decision, since_epoch));

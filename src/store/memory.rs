@@ -260,6 +260,14 @@ impl LocalTable {
         (debtors, None)
     }
 
+    /// Whether anything was charged here that Redis has not acknowledged.
+    pub(crate) fn owes(&self, now: Millis) -> bool {
+        self.shards.iter().any(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.slots.iter().any(|(_, slot)| slot.owes(now))
+        })
+    }
+
     fn marker(&self) -> Marker {
         Marker(self.replica, self.markers.fetch_add(1, Ordering::Relaxed))
     }
@@ -437,6 +445,16 @@ impl Slot {
             Charged::Here => {}
             Charged::Unsent if self.sent_as.is_none() => self.delta += added,
             Charged::Unsent | Charged::Unknown => self.floor += added,
+        }
+    }
+
+    /// Whether Redis has not acknowledged a charge or a block of this process.
+    fn owes(&self, now: Millis) -> bool {
+        let is_even = self.delta == 0 && self.floor <= self.told.unwrap_or(0);
+        match self.state.at(now) {
+            State::Idle => false,
+            State::Counting { .. } => !is_even,
+            State::Blocked { .. } => self.told_by == 0,
         }
     }
 
