@@ -14,8 +14,14 @@ use crate::store::memory::{Answer, Answers, Charged, Debt, Said};
 use crate::store::redis::{self, Remembered, Turn};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// What was sent in front of a check, charge by charge.
-pub(super) type Debts = ArrayVec<Option<Debt>, MAX_POLICIES>;
+/// What was sent in front of a check, charge by charge, and when.
+pub(super) struct Sent {
+    debts: ArrayVec<Option<Debt>, MAX_POLICIES>,
+    /// The connection.
+    generation: u64,
+    /// How often an identity was reset before.
+    resets: u64,
+}
 
 impl Charge {
     fn asked_of_redis(&self, debt: Option<&Debt>) -> redis::Asked {
@@ -34,11 +40,11 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
         Ok(turn) => turn,
         Err(error) => return inner.fall_back(&charges, &error, Charged::Unsent),
     };
-    let (asked, debts) = inner.ask(&charges, &turn);
+    let (asked, sent) = inner.ask(&charges, &turn);
     let mut answer = Box::pin(store.charge(&turn, asked));
     let error = match store.answer(&turn, &mut answer).await {
         Ok(before) => {
-            let answers = inner.take_over(&charges, before, &debts, turn.generation(), true);
+            let answers = inner.take_over(&charges, before, &sent, true);
             return inner.conclude(&charges, &answers, Source::Redis);
         }
         Err(error) => error,
@@ -48,7 +54,7 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
     let charged = if is_unknown { Charged::Unknown } else { Charged::Unsent };
     let decision = inner.fall_back(&charges, &error, charged);
     if error.kind() == StoreErrorKind::Timeout {
-        let late = Late { inner: Arc::downgrade(&inner), charges, debts, turn };
+        let late = Late { inner: Arc::downgrade(&inner), charges, sent, _turn: turn };
         tokio::spawn(late.learn(answer));
     }
     decision
@@ -58,8 +64,9 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
 struct Late {
     inner: Weak<Inner>,
     charges: Charges,
-    debts: Debts,
-    turn: Turn,
+    sent: Sent,
+    /// Its place is taken until the answer is there.
+    _turn: Turn,
 }
 
 impl Late {
@@ -68,7 +75,7 @@ impl Late {
     async fn learn(self, answer: impl Future<Output = Result<redis::Before, StoreError>>) {
         let Ok(before) = answer.await else { return };
         let Some(inner) = self.inner.upgrade() else { return };
-        inner.take_over(&self.charges, before, &self.debts, self.turn.generation(), false);
+        inner.take_over(&self.charges, before, &self.sent, false);
     }
 }
 
@@ -86,12 +93,13 @@ impl Inner {
 
     /// What Redis is asked: the charges, and in front of them what this process
     /// has counted for it.
-    fn ask(&self, charges: &[Charge], turn: &Turn) -> (Vec<redis::Asked>, Debts) {
-        let now = self.clock.now();
-        let debts: Debts =
-            charges.iter().map(|charge| self.local.owed(&charge.asked(), turn.generation(), now)).collect();
+    fn ask(&self, charges: &[Charge], turn: &Turn) -> (Vec<redis::Asked>, Sent) {
+        let (now, generation, resets) = (self.clock.now(), turn.generation(), self.local.resets());
+        let debts: ArrayVec<_, MAX_POLICIES> =
+            charges.iter().map(|charge| self.local.owed(&charge.asked(), generation, now)).collect();
         let asked = charges.iter().zip(&debts).map(|(charge, debt)| charge.asked_of_redis(debt.as_ref()));
-        (asked.collect(), debts)
+        let asked = asked.collect();
+        (asked, Sent { debts, generation, resets })
     }
 
     /// Takes over an answer: computes what it means for each policy, and mirrors
@@ -100,8 +108,7 @@ impl Inner {
         &self,
         charges: &[Charge],
         before: Vec<Remembered>,
-        debts: &Debts,
-        generation: u64,
+        sent: &Sent,
         in_time: bool,
     ) -> Answers {
         // The time left is counted from the answer, later than Redis does: what
@@ -116,13 +123,14 @@ impl Inner {
         let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
         algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
         for (i, (charge, Line { state, .. })) in charges.iter().zip(&lines).enumerate() {
-            if let Some(debt) = debts[i] {
-                self.local.paid(&charge.asked(), debt.marker, generation);
+            if let Some(debt) = sent.debts[i] {
+                self.local.paid(&charge.asked(), debt.marker, sent.generation);
             }
             if *state != State::Idle {
                 let refused = matches!(outcomes[i].refusal, Some(Refusal::Limit | Refusal::Blocked));
                 let charged = if in_time { state.count().saturating_sub(counted[i]) } else { 0 };
-                let said = Said { state: *state, charged, refused, generation };
+                let (generation, resets) = (sent.generation, sent.resets);
+                let said = Said { state: *state, charged, refused, generation, resets };
                 self.local.mirror(&charge.asked(), said, now);
             }
         }
@@ -136,10 +144,10 @@ impl Inner {
         let turn = store.turn().await.ok()?;
         // A cost of 0 changes nothing.
         let charges = [charge.clone().cost(0)];
-        let (asked, debts) = self.ask(&charges, &turn);
+        let (asked, sent) = self.ask(&charges, &turn);
         let before = store.answer(&turn, store.charge(&turn, asked)).await.ok()?;
         let state = *before.first()?;
-        self.take_over(&charges, before, &debts, turn.generation(), true);
+        self.take_over(&charges, before, &sent, true);
         let (now, rule) = (self.clock.now(), charge.rule());
         let outcome = algorithm::peek(&rule, state.at(now), now);
         Some(decision(charge, Answer { limit: rule.limit, outcome }, Source::Redis))

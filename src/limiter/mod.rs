@@ -19,7 +19,7 @@ use arrayvec::ArrayVec;
 
 pub use self::builder::{BuildError, RateLimiterBuilder};
 pub use self::registry::PolicyHandle;
-use self::registry::Registry;
+use self::registry::{Registration, Registry};
 use crate::algorithm::Rule;
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
@@ -106,6 +106,11 @@ impl Charge {
 
     pub(crate) fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// Whether both charge one identity under one policy.
+    pub(crate) fn is_for(&self, other: &Self) -> bool {
+        self.policy.id() == other.policy.id() && self.key.as_str() == other.key.as_str()
     }
 
     fn rule(&self) -> Rule {
@@ -239,10 +244,10 @@ impl RateLimiter {
         let paired = policies.len() > 1;
         let mut handles = ArrayVec::new();
         for policy in policies {
-            let (handle, conflict) = self.0.registry.register(policy, paired)?;
-            if conflict {
+            let Registration { handle, problem } = self.0.registry.register(policy, paired)?;
+            if let Some(problem) = problem {
                 // Not one of `problems`: it lasts as long as the layers do.
-                self.0.observers.tell(|observer| observer.misconfigured(&Problem::PolicyConflict));
+                self.0.observers.tell(|observer| observer.misconfigured(&problem));
             }
             if let Some(block) = policy.block().filter(|block| *block < policy.rate().window()) {
                 let window = policy.rate().window();
@@ -263,6 +268,8 @@ impl RateLimiter {
     /// Charges 1 to 8 identities, all or none of them, and answers whether they
     /// may go on. One round trip to Redis; none in memory.
     ///
+    /// Two charges of one identity under one policy are one of their sum.
+    ///
     /// Nothing happens before the future is polled. Dropped while Redis is
     /// asked, the check has counted once or not at all. It never fails: what
     /// Redis cannot decide is decided by this process.
@@ -270,7 +277,10 @@ impl RateLimiter {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
         let mut distinct = Charges::new();
         for charge in charges {
-            add(&mut distinct, charge);
+            match distinct.iter_mut().find(|other| other.is_for(&charge)) {
+                Some(other) => other.cost = other.cost.saturating_add(charge.cost),
+                None => distinct.push(charge),
+            }
         }
         self.begin(&distinct).await
     }
@@ -463,16 +473,6 @@ impl fmt::Debug for RateLimiter {
             Backend::Scripted(_) => debug.field("store", &"script"),
         };
         debug.field("policies", &self.0.registry).finish_non_exhaustive()
-    }
-}
-
-/// Adds a charge, unless its identity is charged under its policy already: a
-/// check charges once.
-pub(crate) fn add(charges: &mut Charges, charge: Charge) {
-    let known =
-        |other: &Charge| other.policy.id() == charge.policy.id() && other.key.as_str() == charge.key.as_str();
-    if !charges.iter().any(known) {
-        charges.push(charge);
     }
 }
 

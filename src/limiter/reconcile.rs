@@ -83,10 +83,10 @@ impl Inner {
             if due.is_empty() {
                 continue;
             }
-            let turn = store.turn().await?;
+            let (turn, resets) = (store.turn().await?, self.local.resets());
             let asked = due.iter().map(|due| due.asked.clone()).collect();
             let before = store.answer(&turn, store.charge(&turn, asked)).await?;
-            self.acknowledge(&due, before, turn.generation());
+            self.acknowledge(&due, before, turn.generation(), resets);
         }
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Inner {
         Some(Due { debtor, rule, asked: redis::Asked { key, rule, cost: 0, owed: Some(owed) } })
     }
 
-    fn acknowledge(&self, due: &[Due], before: Before, generation: u64) {
+    fn acknowledge(&self, due: &[Due], before: Before, generation: u64, resets: u64) {
         let now = self.clock.now();
         for (due, remembered) in due.iter().zip(before) {
             let Debtor { policy, key, first_len, debt } = &due.debtor;
@@ -111,7 +111,7 @@ impl Inner {
             let state = remembered.at(now);
             let refused = matches!(state, State::Blocked { .. });
             if state != State::Idle {
-                self.local.mirror(&asked, Said { state, charged: 0, refused, generation }, now);
+                self.local.mirror(&asked, Said { state, charged: 0, refused, generation, resets }, now);
             }
         }
     }

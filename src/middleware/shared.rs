@@ -15,7 +15,7 @@ use super::builder::Missing;
 use crate::decision::Decision;
 use crate::identity::{ClientIp, Identified, Identify, Notes, RequestHead};
 use crate::key::{Key, KeyBuilder};
-use crate::limiter::{self, Charge, Charges, Check, PolicyHandle, RateLimiter};
+use crate::limiter::{Charge, Charges, Check, PolicyHandle, RateLimiter};
 use crate::observe::Problem;
 use crate::response::{Fields, Refused, Reply};
 
@@ -82,7 +82,7 @@ struct Charged(Vec<(PolicyHandle, Key)>);
 
 impl Charged {
     fn holds(&self, policy: &PolicyHandle, key: &Key) -> bool {
-        self.0.iter().any(|(other, charged)| other.id() == policy.id() && charged.as_str() == key.as_str())
+        self.0.iter().any(|(other, charged)| other.is(policy) && charged.as_str() == key.as_str())
     }
 }
 
@@ -108,7 +108,7 @@ impl Shared {
             };
             last = Some((&rule.identity, key));
             if !before.is_some_and(|charged| charged.holds(&rule.policy, &key)) {
-                limiter::add(&mut charges, Charge::new(&rule.policy, key));
+                charges.push(Charge::new(&rule.policy, key));
             }
         }
         self.tell_of(notes);

@@ -37,11 +37,14 @@ const SWEPT_PER_INSERT: usize = 4;
 /// How many slots are looked at for debts under one lock.
 const STRETCH: usize = 256;
 
+/// Tells the counters of policies apart, whoever has the policy.
+pub(crate) type PolicyId = u64;
+
 /// One policy's part in a check on the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
-    /// The policy's number in its limiter.
-    pub(crate) policy: u32,
+    /// The policy's number, the same for ever.
+    pub(crate) policy: PolicyId,
     pub(crate) key: &'a str,
     /// The length of the key's first part.
     pub(crate) first_len: u8,
@@ -65,6 +68,19 @@ pub(crate) enum Charged {
 pub(crate) struct Answer {
     pub(crate) limit: u64,
     pub(crate) outcome: Outcome,
+}
+
+impl Answer {
+    /// A cost that fits the policy's limit but not this replica's share of it is
+    /// refused for now, not for ever: Redis would admit it.
+    fn new(asked: &Asked<'_>, limit: u64, mut outcome: Outcome) -> Self {
+        if outcome.refusal == Some(Refusal::TooLarge) && asked.cost <= asked.rule.limit {
+            let wait = if outcome.reset_after_ms > 0 { outcome.reset_after_ms } else { asked.rule.window };
+            outcome.refusal = Some(Refusal::Limit);
+            outcome.retry_after_ms = Some(wait);
+        }
+        Self { limit, outcome }
+    }
 }
 
 pub(crate) type Answers = ArrayVec<Answer, MAX_POLICIES>;
@@ -106,6 +122,9 @@ pub(crate) struct LocalTable {
     replica: u64,
     markers: AtomicU64,
     new_debts: AtomicBool,
+    /// How often an identity was reset: an answer that was asked for before
+    /// must not bring back what was forgotten since.
+    resets: AtomicU64,
 }
 
 impl LocalTable {
@@ -126,6 +145,7 @@ impl LocalTable {
             overflowed: AtomicUsize::new(0),
             markers: AtomicU64::new(0),
             new_debts: AtomicBool::new(false),
+            resets: AtomicU64::new(0),
         }
     }
 
@@ -147,7 +167,7 @@ impl LocalTable {
         for (i, asked) in asked.iter().enumerate() {
             let Place { guard, hash } = locked.places[i];
             let change = Change::new(before[i], lines[i].state, &outcomes[i], now);
-            answers.push(Answer { limit: lines[i].rule.limit, outcome: outcomes[i] });
+            answers.push(Answer::new(asked, lines[i].rule.limit, outcomes[i]));
             // Looked up again: making room for the one before may have moved it.
             let position = locked.guards[guard].position(hash, asked);
             locked.guards[guard].keep(position, hash, asked, change, charged, self);
@@ -166,7 +186,7 @@ impl LocalTable {
         algorithm::step(&mut lines, now, |only| outcome = only);
         let change = Change::new(before, lines[0].state, &outcome, now);
         shard.keep(position, hash, asked, change, charged, self);
-        Answer { limit, outcome }
+        Answer::new(asked, limit, outcome)
     }
 
     /// The numbers of one identity, without a check.
@@ -179,13 +199,22 @@ impl LocalTable {
     /// Forgets one identity under one policy.
     pub(crate) fn reset(&self, asked: &Asked<'_>) {
         let (hash, mut shard) = self.lock(asked);
+        self.resets.fetch_add(1, Ordering::Relaxed);
         shard.forget(hash, asked, self);
+    }
+
+    /// How often an identity was reset, to be read before Redis is asked.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets.load(Ordering::Relaxed)
     }
 
     /// Takes over what Redis has just answered on its connection of that
     /// number: the state after the check, and whether Redis refused.
     pub(crate) fn mirror(&self, asked: &Asked<'_>, said: Said, now: Millis) {
         let (hash, mut shard) = self.lock(asked);
+        if self.resets() != said.resets {
+            return;
+        }
         let position = shard.position(hash, asked);
         let known = position.map_or_else(Known::default, |position| shard.slots[position].known(now));
         let merged = known.merge(&said, asked.rule.window, now);
@@ -397,7 +426,7 @@ impl Change {
 
 #[derive(Debug)]
 struct Slot {
-    policy: u32,
+    policy: PolicyId,
     key: CompactString,
     hash: u64,
     state: State,
@@ -508,7 +537,7 @@ pub(crate) struct Debt {
 /// A debt, and whose it is.
 #[derive(Debug)]
 pub(crate) struct Debtor {
-    pub(crate) policy: u32,
+    pub(crate) policy: PolicyId,
     pub(crate) key: CompactString,
     pub(crate) first_len: u8,
     pub(crate) debt: Debt,
@@ -524,6 +553,8 @@ pub(crate) struct Said {
     pub(crate) refused: bool,
     /// The connection that it came by.
     pub(crate) generation: u64,
+    /// [`LocalTable::resets`] when it was asked.
+    pub(crate) resets: u64,
 }
 
 enum Stored<'a> {
@@ -541,7 +572,7 @@ struct Shard {
     /// Every slot once, in the order in which slots may go.
     queue: BTreeSet<(Rank, Millis, usize)>,
     /// What newcomers share, by policy, while all slots are refused ones.
-    overflow: HashMap<u32, State>,
+    overflow: HashMap<PolicyId, State>,
     capacity: usize,
 }
 
@@ -562,6 +593,13 @@ impl Shard {
                 (self.overflow.get(&asked.policy).copied().unwrap_or_default().at(now), None)
             }
             None => (State::Idle, None),
+        };
+        // As in Redis, a window that a policy had before it was made shorter is cut to the present one.
+        let state = match state {
+            State::Counting { count, end } => {
+                State::Counting { count, end: end.min(now.saturating_add(asked.rule.window)) }
+            }
+            other => other,
         };
         // What Redis said of a window that is over does not count.
         let told = told.filter(|_| state != State::Idle);

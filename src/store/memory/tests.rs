@@ -8,7 +8,7 @@ fn asked(key: &str, rule: Rule) -> Asked<'_> {
 }
 
 fn said(state: State, refused: bool) -> Said {
-    Said { state, charged: 0, refused, generation: 1 }
+    Said { state, charged: 0, refused, generation: 1, resets: 0 }
 }
 
 fn check(table: &LocalTable, asked: Asked<'_>, now: Millis) -> Outcome {

@@ -23,7 +23,7 @@ use self::connection::{Events, Link, Live, Probe};
 use self::script::Script;
 use crate::algorithm::{Rule, State};
 use crate::clock::Millis;
-use crate::policy::MAX_LIMIT;
+use crate::policy::{MAX_LIMIT, MAX_WINDOW};
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
 
 /// More checks than this at once are not sent but decided by the fallback.
@@ -76,7 +76,9 @@ impl Remembered {
     }
 
     fn from_reply(count: i64, left: i64) -> Self {
-        match (u64::try_from(count), Millis::try_from(left)) {
+        // No block of ours is longer; one that somebody has set is told as if.
+        let longest = MAX_WINDOW.as_secs() * 1000;
+        match (u64::try_from(count), Millis::try_from(left).map(|left| left.min(longest))) {
             (_, Err(_) | Ok(0)) => Self::Nothing,
             (Ok(count), Ok(left)) => Self::Counting { count, left },
             (Err(_), Ok(left)) => Self::Blocked { left },
