@@ -101,6 +101,8 @@ impl Observer for Metrics {
         match event {
             StoreEvent::Connected { .. } => metrics.connected.set(1.0),
             StoreEvent::Lost { .. } => metrics.connected.set(0.0),
+            // Counted with the check that failed.
+            StoreEvent::Misconfigured { .. } => {}
             StoreEvent::Answered { latency } => metrics.duration.record(*latency),
             StoreEvent::Failed { error, .. } => {
                 counter!("ratelimit_store_errors_total", "reason" => error.kind().as_str()).increment(1);

@@ -106,6 +106,7 @@ impl HealthRecord {
                 record.enter(StoreState::Lost);
                 record.last_error = Some(error.kind());
             }
+            StoreEvent::Misconfigured { error, .. } => record.last_error = Some(error.kind()),
             StoreEvent::Answered { latency } => record.answered(*latency),
             // That there is no connection has been told when it was lost.
             StoreEvent::Failed { error, .. } if error.kind() != StoreErrorKind::Disconnected => {

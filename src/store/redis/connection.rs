@@ -97,14 +97,17 @@ struct Shared<P> {
     misses: Mutex<Misses>,
     generations: AtomicU64,
     told: Mutex<Told>,
-    events: Events,
+    /// The connection on which a misconfiguration was told of.
+    complained: AtomicU64,
+    news: News,
     probe: P,
 }
 
 #[derive(Default)]
 struct Misses {
     in_a_row: u32,
-    last: Option<Instant>,
+    /// Since when something was asked and nothing answered, or the last miss.
+    silent_since: Option<Instant>,
 }
 
 impl<P: Probe> Link<P> {
@@ -128,7 +131,8 @@ impl<P: Probe> Link<P> {
             misses: Mutex::default(),
             generations: AtomicU64::new(0),
             told: Mutex::default(),
-            events,
+            complained: AtomicU64::new(0),
+            news: News { events, queue: Mutex::default(), telling: Mutex::default() },
             probe,
         };
         Ok(Self { shared: Arc::new(shared), supervisor: Mutex::new(None) })
@@ -173,30 +177,34 @@ impl<P: Probe> Link<P> {
         }
     }
 
-    /// A check has waited for the very first attempt until its deadline. After
-    /// as many misses as cost a connection nobody waits for that either.
-    pub(super) fn missed_first(&self) {
+    /// A check is about to ask, or has given up waiting for the very first
+    /// connection: after as many misses as cost a connection nobody waits for
+    /// that either.
+    pub(super) fn asks(&self) {
         if self.shared.missed() {
             self.shared.give_up_first();
+            if let Some(generation) = self.generation() {
+                self.shared.lose(generation, &StoreError::new(StoreErrorKind::Timeout));
+            }
         }
     }
 
     /// A check was answered within its deadline.
     pub(super) fn answered(&self) {
-        let mut misses = self.shared.lock_misses();
-        if misses.in_a_row > 0 {
-            *misses = Misses::default();
-        }
+        *self.shared.lock_misses() = Misses::default();
     }
 
     /// A check on this connection failed.
     pub(super) fn failed(&self, live: &Live, error: &StoreError) {
+        let is_current = self.generation() == Some(live.generation);
         let broken = match error.kind() {
-            StoreErrorKind::Timeout => self.shared.missed(),
+            StoreErrorKind::Timeout => is_current && self.shared.missed(),
             kind => error::breaks_connection(kind),
         };
         if broken {
             self.shared.lose(live.generation, error);
+        } else if error.kind().is_misconfiguration() {
+            self.shared.complain(live.generation, error);
         }
     }
 
@@ -216,14 +224,16 @@ impl<P: Probe> Link<P> {
 }
 
 impl<P> Shared<P> {
-    /// Counts a missed deadline, once per deadline period however many checks
-    /// wait in it. Answers whether it was one too many.
+    /// Counts a missed deadline if there was no answer for one: once per
+    /// deadline period, however many checks wait in it, and whether they wait
+    /// until the end or leave before. Answers whether it was one too many.
     fn missed(&self) -> bool {
         let mut misses = self.lock_misses();
         let now = Instant::now();
-        if misses.last.is_none_or(|last| now.duration_since(last) >= self.deadline) {
+        let silent_since = *misses.silent_since.get_or_insert(now);
+        if now.duration_since(silent_since) >= self.deadline {
             misses.in_a_row += 1;
-            misses.last = Some(now);
+            misses.silent_since = Some(now);
         }
         misses.in_a_row >= MISSES
     }
@@ -240,7 +250,18 @@ impl<P> Shared<P> {
         // 0 is none.
         let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         self.state.send_replace(State::Up(Live { connection, generation, server_time }));
-        (self.events)(&StoreEvent::Connected { address: &self.address });
+        self.news.queue(Item::Connected);
+        drop(told);
+        self.news.tell(&self.address);
+    }
+
+    /// A check was refused by what somebody must mend, on a connection that is
+    /// well: told once for each.
+    fn complain(&self, generation: u64, error: &StoreError) {
+        if self.complained.swap(generation, Ordering::Relaxed) != generation {
+            self.news.queue(Item::Misconfigured(error.clone()));
+            self.news.tell(&self.address);
+        }
     }
 
     /// The first attempt has failed: those who wait for it wait no longer.
@@ -265,21 +286,23 @@ impl<P> Shared<P> {
             current
         });
         if lost {
-            self.tell_lost(&mut told, error);
+            self.queue_lost(&mut told, error);
         }
+        drop(told);
+        self.news.tell(&self.address);
     }
 
     /// An outage is told once, whoever notices it first.
-    fn tell_lost(&self, told: &mut Told, error: &StoreError) {
+    fn queue_lost(&self, told: &mut Told, error: &StoreError) {
         let news = if error.kind().is_misconfiguration() { Told::Misconfigured } else { Told::Lost };
         if *told < news {
             *told = news;
-            (self.events)(&StoreEvent::Lost { address: &self.address, error });
+            self.news.queue(Item::Lost(error.clone()));
         }
     }
 
-    /// Held while the state changes and is told, so that what was told last is
-    /// what is true.
+    /// Held while the state changes and its news is queued, so that what was
+    /// told last is what is true.
     fn lock_told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -335,6 +358,54 @@ impl<P: Probe> Shared<P> {
         if matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::Timeout) {
             self.lose(live.generation, &error);
         }
+    }
+}
+
+/// Tells what happens, in order and without a lock that an observer could meet:
+/// one that asks the limiter something may cause the next news itself.
+struct News {
+    events: Events,
+    queue: Mutex<VecDeque<Item>>,
+    /// Held by whoever is telling.
+    telling: Mutex<()>,
+}
+
+enum Item {
+    Connected,
+    Lost(StoreError),
+    Misconfigured(StoreError),
+}
+
+impl News {
+    fn queue(&self, item: Item) {
+        self.lock_queue().push_back(item);
+    }
+
+    /// Tells what is queued, unless somebody is at it: they tell this too.
+    fn tell(&self, address: &str) {
+        loop {
+            let Ok(telling) = self.telling.try_lock() else { return };
+            while let Some(item) = self.pop() {
+                (self.events)(&match &item {
+                    Item::Connected => StoreEvent::Connected { address },
+                    Item::Lost(error) => StoreEvent::Lost { address, error },
+                    Item::Misconfigured(error) => StoreEvent::Misconfigured { address, error },
+                });
+            }
+            drop(telling);
+            // Somebody may have queued after the last look and before the drop.
+            if self.lock_queue().is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn pop(&self) -> Option<Item> {
+        self.lock_queue().pop_front()
+    }
+
+    fn lock_queue(&self) -> MutexGuard<'_, VecDeque<Item>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -395,7 +466,8 @@ async fn supervise<P: Probe>(shared: OnRuntime<P>, mut state: watch::Receiver<St
             }
             Err(error) => {
                 strong.give_up_first();
-                strong.tell_lost(&mut strong.lock_told(), &error);
+                strong.queue_lost(&mut strong.lock_told(), &error);
+                strong.news.tell(&strong.address);
                 drop(strong);
                 sleep(jittered(backoff)).await;
                 backoff = (backoff * 2).min(LAST_BACKOFF);
@@ -431,7 +503,12 @@ impl<P> Drop for OnRuntime<P> {
     fn drop(&mut self) {
         if let Some(shared) = self.0.upgrade() {
             *shared.lock_misses() = Misses::default();
-            shared.state.send_replace(State::Untried);
+            let mut told = shared.lock_told();
+            if let State::Up(_) = shared.state.send_replace(State::Untried) {
+                shared.queue_lost(&mut told, &StoreError::new(StoreErrorKind::Disconnected));
+            }
+            drop(told);
+            shared.news.tell(&shared.address);
         }
     }
 }

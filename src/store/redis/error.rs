@@ -51,7 +51,8 @@ fn known(code: &str) -> Option<StoreErrorKind> {
         "OOM" => StoreErrorKind::OutOfMemory,
         "MISCONF" => StoreErrorKind::PersistenceFailed,
         "NOREPLICAS" => StoreErrorKind::NoReplicas,
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => StoreErrorKind::Auth,
+        "NOAUTH" | "WRONGPASS" => StoreErrorKind::Auth,
+        "NOPERM" => StoreErrorKind::Forbidden,
         // A redirect that a client without a cluster cannot follow.
         "CROSSSLOT" | "MOVED" | "ASK" => StoreErrorKind::CrossSlot,
         "NOPROTO" => StoreErrorKind::UnknownCommand,
@@ -68,12 +69,14 @@ fn within(detail: &str) -> StoreError {
     } else if starts("unknown command") || starts("unknown subcommand") {
         StoreErrorKind::UnknownCommand
     } else if starts("the user executing the script") || starts("operation not permitted") {
-        StoreErrorKind::Auth
+        StoreErrorKind::Forbidden
     } else if starts("error running script") {
         let mut words = detail.split(|c: char| !c.is_ascii_alphanumeric());
         return match words.find_map(|word| known(word).map(|kind| (kind, word))) {
             Some((kind, code)) => StoreError::with_code(kind, code),
-            None if detail.contains("user executing the script") => StoreError::new(StoreErrorKind::Auth),
+            None if detail.contains("user executing the script") => {
+                StoreError::new(StoreErrorKind::Forbidden)
+            }
             None => StoreError::new(StoreErrorKind::Other),
         };
     } else {
@@ -105,7 +108,7 @@ mod tests {
             ("unknown command 'EVALSHA', with args beginning with: ", StoreErrorKind::UnknownCommand),
             (
                 "The user executing the script can't run this command or subcommand script: f00",
-                StoreErrorKind::Auth,
+                StoreErrorKind::Forbidden,
             ),
             ("value is not an integer", StoreErrorKind::Other),
             ("", StoreErrorKind::Other),

@@ -143,9 +143,10 @@ impl RedisStore {
                 return Err(error);
             }
             let place = Place::take(&self.waiting)?;
+            self.link.asks();
             let connection = timeout(self.deadline, self.link.connection()).await;
             let late = |_| StoreError::new(StoreErrorKind::Timeout);
-            let live = connection.map_err(late).inspect_err(|_| self.link.missed_first())??;
+            let live = connection.map_err(late).inspect_err(|_| self.link.asks())??;
             Ok(Turn { live, started, _place: place })
         };
         turn.await.inspect_err(|error| {
