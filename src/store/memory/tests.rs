@@ -105,6 +105,29 @@ fn when_all_are_refused_newcomers_share_one_bucket() {
 }
 
 #[test]
+fn newcomers_of_all_shards_share_one_bucket() {
+    let table = LocalTable::new(4 * MIN_SHARD);
+    let once = Rule { limit: 1, ..RULE };
+    let mut refused = 0;
+    // More than fit, so that every shard is full of refused ones.
+    for i in 0..16 * MIN_SHARD {
+        let key = i.to_string();
+        check(&table, asked(&key, once), 0);
+        refused += usize::from(check(&table, asked(&key, once), 0).refusal.is_some());
+    }
+    assert!(refused > 4 * MIN_SHARD);
+    let wide = Rule { limit: 5, ..RULE };
+    let newcomers = (0..200).filter(|i| {
+        let key = format!("new{i}");
+        table.check(&[Asked { policy: 9, ..asked(&key, wide) }], Share::WHOLE, Charged::Here, 1)[0]
+            .outcome
+            .refusal
+            .is_none()
+    });
+    assert_eq!(newcomers.count(), 5);
+}
+
+#[test]
 fn a_share_is_of_what_was_left() {
     let quarter = Share { numerator: 1, denominator: 4 };
     assert_eq!(quarter.limit(100, None), 25);
