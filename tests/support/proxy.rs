@@ -34,6 +34,11 @@ pub enum Mode {
     /// of reply, then closes the connection. With 0 the request is carried
     /// out and its answer lost.
     CutReplyAfter(usize),
+    /// The same, but the connection is reset.
+    ResetReplyAfter(usize),
+    /// The same, but the connection stays open and nothing more is heard of it
+    /// until the mode changes, when it is closed.
+    SilentReplyAfter(usize),
     /// New connections are reset at once, open ones go on.
     RefuseNew,
     /// New and open connections are reset at once.
@@ -160,6 +165,15 @@ async fn accept(listener: TcpListener, control: watch::Receiver<Control>, counts
     }
 }
 
+/// What becomes of a connection after a piece of reply.
+enum After {
+    GoOn,
+    Close,
+    Reset,
+    /// As long as this mode lasts.
+    Silence(Mode),
+}
+
 /// One client, and how far its conversation has got.
 struct Connection {
     client: TcpStream,
@@ -180,7 +194,7 @@ impl Connection {
 
     async fn run(mut self) -> io::Result<()> {
         if self.mode() == Mode::Swallow {
-            return self.swallow().await;
+            return self.silence(Mode::Swallow).await;
         }
         let target = self.control.borrow().target;
         let mut server = TcpStream::connect(target).await?;
@@ -197,7 +211,7 @@ impl Connection {
                 return Ok(());
             }
             if mode == Mode::Swallow {
-                return self.swallow().await;
+                return self.silence(Mode::Swallow).await;
             }
             // What nobody reads waits in the kernel.
             let flows = mode != Mode::Hold;
@@ -217,8 +231,15 @@ impl Connection {
                 read = server.read(&mut reply), if flows && server_open => {
                     match read? {
                         0 => server_open = false,
-                        n if self.pass_reply(&reply[..n]).await? => {}
-                        _ => return Ok(()),
+                        n => match self.pass_reply(&reply[..n]).await? {
+                            After::GoOn => {}
+                            After::Close => return Ok(()),
+                            After::Reset => {
+                                reset(self.client);
+                                return Ok(());
+                            }
+                            After::Silence(mode) => return self.silence(mode).await,
+                        },
                     }
                 }
             }
@@ -238,14 +259,20 @@ impl Connection {
         server.write_all(bytes).await
     }
 
-    /// Answers whether the connection goes on.
-    async fn pass_reply(&mut self, bytes: &[u8]) -> io::Result<bool> {
+    async fn pass_reply(&mut self, bytes: &[u8]) -> io::Result<After> {
         self.asked = false;
-        match self.mode() {
-            Mode::CutReplyAfter(n) => {
+        let mode = self.mode();
+        match mode {
+            Mode::CutReplyAfter(n) | Mode::ResetReplyAfter(n) | Mode::SilentReplyAfter(n) => {
                 self.client.write_all(&bytes[..n.min(bytes.len())]).await?;
-                self.client.shutdown().await?;
-                return Ok(false);
+                return Ok(match mode {
+                    Mode::ResetReplyAfter(_) => After::Reset,
+                    Mode::SilentReplyAfter(_) => After::Silence(mode),
+                    _ => {
+                        self.client.shutdown().await?;
+                        After::Close
+                    }
+                });
             }
             Mode::Swallow => {}
             Mode::Delay(delay) => self.late.push_back((Instant::now() + delay, bytes.to_vec())),
@@ -253,7 +280,7 @@ impl Connection {
             _ if !self.late.is_empty() => self.late.push_back((Instant::now(), bytes.to_vec())),
             _ => self.client.write_all(bytes).await?,
         }
-        Ok(true)
+        Ok(After::GoOn)
     }
 
     async fn send_late(&mut self) -> io::Result<()> {
@@ -263,10 +290,10 @@ impl Connection {
         }
     }
 
-    /// Reads into nothing until the mode changes or the client leaves.
-    async fn swallow(mut self) -> io::Result<()> {
+    /// Reads into nothing until the mode is another one or the client leaves.
+    async fn silence(mut self, mode: Mode) -> io::Result<()> {
         let mut nowhere = vec![0; 16 * 1024];
-        while self.mode() == Mode::Swallow && self.control.borrow().generation == self.generation {
+        while self.mode() == mode && self.control.borrow().generation == self.generation {
             tokio::select! {
                 changed = self.control.changed() => changed.map_err(io::Error::other)?,
                 read = self.client.read(&mut nowhere) => {
