@@ -79,6 +79,8 @@ pub enum StoreErrorKind {
     /// The keys of one check are in different cluster slots, or the server is a
     /// cluster and this client was not told.
     CrossSlot,
+    /// The server has no database of that number.
+    Database,
     /// The server does not know a command that the limiter needs.
     UnknownCommand,
     /// Something else.
@@ -105,6 +107,7 @@ impl StoreErrorKind {
             Self::MaxClients => "max_clients",
             Self::Auth => "auth",
             Self::CrossSlot => "crossslot",
+            Self::Database => "database",
             Self::UnknownCommand => "unknown_command",
             Self::Other => "other",
         }
@@ -113,7 +116,7 @@ impl StoreErrorKind {
     /// Whether waiting does not help: somebody must change a setting.
     #[must_use]
     pub fn is_misconfiguration(self) -> bool {
-        matches!(self, Self::Auth | Self::CrossSlot | Self::UnknownCommand)
+        matches!(self, Self::Auth | Self::CrossSlot | Self::Database | Self::UnknownCommand)
     }
 }
 

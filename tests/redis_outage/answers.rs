@@ -13,7 +13,7 @@ fn ok(server: &RedisServer, command: &[&str]) {
     assert_eq!(server.command(command), Reply::Simple("OK".to_owned()), "{command:?}");
 }
 
-fn set(server: &RedisServer, name: &str, value: &str) {
+pub(crate) fn set(server: &RedisServer, name: &str, value: &str) {
     ok(server, &["CONFIG", "SET", name, value]);
 }
 

@@ -11,8 +11,8 @@ pub(crate) fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-pub(crate) fn fixed(limit: u32) -> Policy {
-    Policy::fixed_window("http", Rate::per_minute(limit))
+pub(crate) fn fixed(name: &str, limit: u32) -> Policy {
+    Policy::fixed_window(name, Rate::per_minute(limit))
 }
 
 pub(crate) fn who(name: &str) -> Key {

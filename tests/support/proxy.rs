@@ -58,7 +58,7 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a loopback port");
         let addr = listener.local_addr().expect("its address");
-        let control = watch::Sender::new(Control { mode: Mode::Forward, target, generation: 0 });
+        let control = watch::Sender::new(Control { mode: Mode::Forward, target, generation: 0, stranded: 0 });
         let counts = Arc::new(Counts::default());
         let task = tokio::spawn(accept(listener, control.subscribe(), Arc::clone(&counts)));
         Self { addr, control, counts, task }
@@ -88,6 +88,12 @@ impl Proxy {
     /// Resets the open connections once, whatever the mode.
     pub fn drop_connections(&self) {
         self.control.send_modify(|control| control.generation += 1);
+    }
+
+    /// The open connections go silent for good, whatever the mode, as after a
+    /// network that has forgotten them. New ones are as the mode has it.
+    pub fn strand_connections(&self) {
+        self.control.send_modify(|control| control.stranded += 1);
     }
 
     /// Connections accepted so far, refused ones included.
@@ -121,6 +127,8 @@ struct Control {
     target: SocketAddr,
     /// A connection lives only as long as the generation it was accepted in.
     generation: u64,
+    /// It goes silent when this grows.
+    stranded: u64,
 }
 
 #[derive(Default)]
@@ -179,6 +187,7 @@ struct Connection {
     client: TcpStream,
     control: watch::Receiver<Control>,
     generation: u64,
+    stranded: u64,
     /// A request has passed and no reply since.
     asked: bool,
     /// Replies on their way, each with the time at which it is due.
@@ -188,8 +197,8 @@ struct Connection {
 
 impl Connection {
     fn new(client: TcpStream, control: watch::Receiver<Control>, open: Open) -> Self {
-        let generation = control.borrow().generation;
-        Self { client, control, generation, asked: false, late: VecDeque::new(), open }
+        let Control { generation, stranded, .. } = *control.borrow();
+        Self { client, control, generation, stranded, asked: false, late: VecDeque::new(), open }
     }
 
     async fn run(mut self) -> io::Result<()> {
@@ -209,6 +218,9 @@ impl Connection {
             if mode == Mode::Reset || self.control.borrow().generation != self.generation {
                 reset(self.client);
                 return Ok(());
+            }
+            if self.control.borrow().stranded != self.stranded {
+                return self.rest().await;
             }
             if mode == Mode::Swallow {
                 return self.silence(Mode::Swallow).await;
@@ -304,6 +316,13 @@ impl Connection {
             }
         }
         reset(self.client);
+        Ok(())
+    }
+
+    /// Reads into nothing until the client leaves.
+    async fn rest(mut self) -> io::Result<()> {
+        let mut nowhere = vec![0; 16 * 1024];
+        while self.client.read(&mut nowhere).await? > 0 {}
         Ok(())
     }
 

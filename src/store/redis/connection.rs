@@ -348,7 +348,10 @@ struct Dial {
 
 impl Dial {
     fn pool(&self, protocol: ProtocolVersion) -> Result<Pool, RedisError> {
-        let settings = self.target.redis_settings().clone().set_protocol(protocol);
+        // A server that is full or refuses this client says so once and closes.
+        // The client would ask for two more answers, which are about its own
+        // name, and report the end of the connection in place of the reason.
+        let settings = self.target.redis_settings().clone().set_protocol(protocol).set_skip_set_lib_name();
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             // Each check has the store's own deadline.
