@@ -178,7 +178,7 @@ async fn o_rds_10_pool_limit_that_does_not_limit() {
 }
 
 /// Whoever waits for answers that will never come must not keep the sockets
-/// open on which they do not come.
+/// open on which they do not come, nor the places of those who come later.
 #[tokio::test]
 async fn o_rds_10_connections_that_fall_silent_one_after_the_other_are_closed() {
     let server = RedisServer::start();
@@ -188,6 +188,12 @@ async fn o_rds_10_connections_that_fall_silent_one_after_the_other_are_closed() 
     for round in 1..=4 {
         until_redis_decides(&limiter).await;
         proxy.strand_connections();
+        let mut waiting = JoinSet::new();
+        for _ in 0..5000 {
+            let (limiter, http) = (limiter.clone(), http.clone());
+            waiting.spawn(async move { hit(&limiter, &http, "bob").await });
+        }
+        waiting.join_all().await;
         let started = Instant::now();
         while limiter.is_connected() {
             assert!(started.elapsed() < Duration::from_secs(5), "round {round}");

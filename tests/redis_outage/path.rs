@@ -77,6 +77,23 @@ async fn fault_14_300_ms_a_round_trip() {
     .await;
 }
 
+/// It answers the probe, and every check too late.
+#[tokio::test]
+async fn fault_19_150_ms_a_round_trip() {
+    let mut run = Run::proxied(19, "150 ms more a round trip, for 4 s").await;
+    run.begin().await;
+    run.proxy().set_mode(Mode::Delay(ms(150)));
+    run.wait(ms(4000)).await;
+    run.proxy().set_mode(Mode::Forward);
+    run.recover().await;
+    run.end(Expected {
+        lines: Some(&["connected", "lost timeout", "connected"]),
+        reason: Some(StoreErrorKind::Timeout),
+        ..Expected::default()
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn fault_15_one_answer_late() {
     let mut run = Run::proxied(15, "one answer late by 150 ms").await;

@@ -173,6 +173,15 @@ impl<P: Probe> Link<P> {
         }
     }
 
+    /// Until another connection than that one is up, or the limiter is gone.
+    pub(super) fn superseded(&self, generation: u64) -> impl Future<Output = ()> + Send + use<P> {
+        let mut changes = self.shared.state.subscribe();
+        async move {
+            let another = |state: &State| matches!(state, State::Up(live) if live.generation != generation);
+            let _ = changes.wait_for(another).await;
+        }
+    }
+
     /// A check has waited for the very first attempt until its deadline. After
     /// as many misses as cost a connection nobody waits for that either.
     pub(super) fn missed_first(&self) {
