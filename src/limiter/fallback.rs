@@ -54,8 +54,12 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
     let charged = if is_unknown { Charged::Unknown } else { Charged::Unsent };
     let decision = inner.fall_back(&charges, &error, charged);
     if error.kind() == StoreErrorKind::Timeout {
-        let late = Late { inner: Arc::downgrade(&inner), charges, sent, _turn: turn };
-        tokio::spawn(late.learn(answer));
+        let superseded = store.superseded(&turn);
+        // Not the turn: its place is for those who still wait. Held by the late,
+        // as many as there are places would leave none to find out with that the
+        // connection is dead.
+        let late = Late { inner: Arc::downgrade(&inner), charges, sent };
+        tokio::spawn(late.learn(answer, superseded));
     }
     decision
 }
@@ -65,15 +69,23 @@ struct Late {
     inner: Weak<Inner>,
     charges: Charges,
     sent: Sent,
-    /// Its place is taken until the answer is there.
-    _turn: Turn,
 }
 
 impl Late {
-    /// Waits for the answer, which comes at the latest when the connection is
-    /// given up, and learns from it what Redis has counted.
-    async fn learn(self, answer: impl Future<Output = Result<redis::Before, StoreError>>) {
-        let Ok(before) = answer.await else { return };
+    /// Waits for the answer, and learns from it what Redis has counted. Not for
+    /// longer than until there is another connection: who waits keeps the old
+    /// one open, and on one that has gone silent the answer may never come.
+    async fn learn(
+        self,
+        answer: impl Future<Output = Result<redis::Before, StoreError>>,
+        superseded: impl Future<Output = ()>,
+    ) {
+        let answer = tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = superseded => return,
+        };
+        let Ok(before) = answer else { return };
         let Some(inner) = self.inner.upgrade() else { return };
         inner.take_over(&self.charges, before, &self.sent, false);
     }

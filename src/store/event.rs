@@ -81,6 +81,8 @@ pub enum StoreErrorKind {
     /// The keys of one check are in different cluster slots, or the server is a
     /// cluster and this client was not told.
     CrossSlot,
+    /// The server has no database of that number.
+    Database,
     /// The server does not know a command that the limiter needs.
     UnknownCommand,
     /// Something else.
@@ -108,6 +110,7 @@ impl StoreErrorKind {
             Self::Auth => "auth",
             Self::Forbidden => "auth_forbidden",
             Self::CrossSlot => "crossslot",
+            Self::Database => "database",
             Self::UnknownCommand => "unknown_command",
             Self::Other => "other",
         }
@@ -116,7 +119,7 @@ impl StoreErrorKind {
     /// Whether waiting does not help: somebody must change a setting.
     #[must_use]
     pub fn is_misconfiguration(self) -> bool {
-        matches!(self, Self::Auth | Self::Forbidden | Self::CrossSlot | Self::UnknownCommand)
+        matches!(self, Self::Auth | Self::Forbidden | Self::CrossSlot | Self::Database | Self::UnknownCommand)
     }
 }
 

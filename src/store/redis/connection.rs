@@ -177,6 +177,15 @@ impl<P: Probe> Link<P> {
         }
     }
 
+    /// Until another connection than that one is up, or the limiter is gone.
+    pub(super) fn superseded(&self, generation: u64) -> impl Future<Output = ()> + Send + use<P> {
+        let mut changes = self.shared.state.subscribe();
+        async move {
+            let another = |state: &State| matches!(state, State::Up(live) if live.generation != generation);
+            let _ = changes.wait_for(another).await;
+        }
+    }
+
     /// A check is about to ask, or has given up waiting for the very first
     /// connection: after as many misses as cost a connection nobody waits for
     /// that either.
@@ -197,6 +206,10 @@ impl<P: Probe> Link<P> {
     /// A check on this connection failed.
     pub(super) fn failed(&self, live: &Live, error: &StoreError) {
         let is_current = self.generation() == Some(live.generation);
+        if !matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io) {
+            // A server that says no is there.
+            self.answered();
+        }
         let broken = match error.kind() {
             StoreErrorKind::Timeout => is_current && self.shared.missed(),
             kind => error::breaks_connection(kind),
@@ -419,7 +432,10 @@ struct Dial {
 
 impl Dial {
     fn pool(&self, protocol: ProtocolVersion) -> Result<Pool, RedisError> {
-        let settings = self.target.redis_settings().clone().set_protocol(protocol);
+        // A server that is full or refuses this client says so once and closes.
+        // The client would ask for two more answers, which are about its own
+        // name, and report the end of the connection in place of the reason.
+        let settings = self.target.redis_settings().clone().set_protocol(protocol).set_skip_set_lib_name();
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             // Each check has the store's own deadline.

@@ -70,6 +70,10 @@ fn within(detail: &str) -> StoreError {
         StoreErrorKind::UnknownCommand
     } else if starts("the user executing the script") || starts("operation not permitted") {
         StoreErrorKind::Forbidden
+    } else if starts("db index is out of range") || starts("invalid db index") {
+        StoreErrorKind::Database
+    } else if starts("select is not allowed in cluster") {
+        StoreErrorKind::CrossSlot
     } else if starts("error running script") {
         let mut words = detail.split(|c: char| !c.is_ascii_alphanumeric());
         return match words.find_map(|word| known(word).map(|kind| (kind, word))) {
@@ -110,6 +114,8 @@ mod tests {
                 "The user executing the script can't run this command or subcommand script: f00",
                 StoreErrorKind::Forbidden,
             ),
+            ("DB index is out of range", StoreErrorKind::Database),
+            ("SELECT is not allowed in cluster mode", StoreErrorKind::CrossSlot),
             ("value is not an integer", StoreErrorKind::Other),
             ("", StoreErrorKind::Other),
         ] {

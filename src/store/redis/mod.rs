@@ -10,6 +10,7 @@ mod script;
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -114,7 +115,7 @@ impl RedisStore {
         let target: ConnectionInfo = url.into_connection_info()?.set_tcp_settings(keepalive);
         let events: Events = Arc::new(events);
         let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
-        let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned() };
+        let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned(), deadline };
         let db = target.redis_settings().db();
         let link = Link::new(target, deadline, probe, events.clone())?;
         Ok(Self { link, fixed_window, deadline, db, waiting: Arc::default(), events })
@@ -199,6 +200,11 @@ impl RedisStore {
         answer
     }
 
+    /// Until it is of no more use to wait for an answer of that turn.
+    pub(crate) fn superseded(&self, turn: &Turn) -> impl Future<Output = ()> + Send + use<> {
+        self.link.superseded(turn.generation())
+    }
+
     /// Forgets keys by their exact names.
     pub(crate) async fn reset(&self, keys: &[String]) -> Result<(), StoreError> {
         let turn = self.turn().await?;
@@ -264,6 +270,7 @@ impl Drop for Place {
 struct WriteProbe {
     script: Arc<Script>,
     namespace: String,
+    deadline: Duration,
 }
 
 impl Probe for WriteProbe {
@@ -282,7 +289,12 @@ impl Probe for WriteProbe {
             }
         }
         let () = redis::cmd("DEL").arg(&key).query_async(&mut connection).await?;
-        let (seconds, micros): (u64, u32) = redis::cmd("TIME").query_async(&mut connection).await?;
+        // The last one alone, for the first may have had to send the script. A
+        // server that is too far away answers a probe, and then no check in time.
+        let asked = redis::cmd("TIME");
+        let answer = timeout(self.deadline, asked.query_async(&mut connection)).await;
+        let (seconds, micros): (u64, u32) =
+            answer.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(Duration::from_secs(seconds) + Duration::from_micros(micros.into()))
     }
 }
