@@ -120,10 +120,11 @@ impl Known {
                 let is_same = said_end < end.saturating_add(window / 2);
                 let (told, floor, end) = if is_same {
                     // What Redis has counted now comes on top of a floor that it
-                    // has not reached.
+                    // has not reached. Each end is counted from when an answer
+                    // came: none is early, so the earliest is nearest to the truth.
                     let told = self.told.unwrap_or(0);
                     let charged = if self.floor > told { said.charged } else { 0 };
-                    (count.max(told), self.floor.saturating_add(charged).max(count), said_end.max(end))
+                    (count.max(told), self.floor.saturating_add(charged).max(count), said_end.min(end))
                 } else {
                     (count, count, said_end)
                 };

@@ -176,6 +176,18 @@ fn answers_mirrored_in_the_wrong_order_lose_nothing() {
 }
 
 #[test]
+fn a_later_answer_of_one_window_does_not_put_its_end_off() {
+    let table = LocalTable::new(10);
+    // The same end in Redis, of which the second answer was longer under way.
+    table.mirror(&asked("a", RULE), said(State::Counting { count: 3, end: 1_000 }, true), 1);
+    table.mirror(&asked("a", RULE), said(State::Counting { count: 3, end: 1_001 }, true), 2);
+    assert_eq!(table.denial(&asked("a", RULE), 2).unwrap().retry_after_ms, Some(998));
+    // Another window ends a whole window later.
+    table.mirror(&asked("a", RULE), said(State::Counting { count: 1, end: 1_900 }, false), 900);
+    assert_eq!(table.peek(&asked("a", RULE), Share::WHOLE, 1_000).outcome.reset_after_ms, 900);
+}
+
+#[test]
 fn keys_of_different_shards_are_checked_together() {
     let table = LocalTable::new(1 << 20);
     let keys: Vec<_> = (0..8).map(|i| i.to_string()).collect();
