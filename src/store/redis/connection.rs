@@ -310,6 +310,10 @@ impl<P: Probe> Shared<P> {
     }
 
     async fn dial(&self) -> Result<Connection, StoreError> {
+        #[cfg(feature = "tls")]
+        if matches!(self.dial.target.addr(), ConnectionAddr::TcpTls { .. }) {
+            super::tls::ensure_provider();
+        }
         let pool = self.lock_pool().clone();
         pool.get().await.map_err(|error| match &error {
             PoolError::Backend(error) => error::classify(error),
@@ -332,7 +336,7 @@ impl<P: Probe> Shared<P> {
             Ok(Err(error)) => error::classify(&error),
             Err(_) => StoreError::new(StoreErrorKind::Timeout),
         };
-        if matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::Timeout) {
+        if matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::Tls | StoreErrorKind::Timeout) {
             self.lose(live.generation, &error);
         }
     }

@@ -13,6 +13,10 @@ pub(super) fn classify(error: &RedisError) -> StoreError {
     if error.is_timeout() {
         return StoreError::new(StoreErrorKind::Timeout);
     }
+    #[cfg(feature = "tls")]
+    if super::tls::has_failed(error) {
+        return StoreError::new(StoreErrorKind::Tls);
+    }
     if error.kind() == ErrorKind::RESP3NotSupported {
         return StoreError::new(StoreErrorKind::UnknownCommand);
     }
@@ -30,7 +34,11 @@ pub(super) fn classify(error: &RedisError) -> StoreError {
 pub(super) fn breaks_connection(kind: StoreErrorKind) -> bool {
     matches!(
         kind,
-        StoreErrorKind::Io | StoreErrorKind::ReadOnly | StoreErrorKind::Auth | StoreErrorKind::MaxClients
+        StoreErrorKind::Io
+            | StoreErrorKind::Tls
+            | StoreErrorKind::ReadOnly
+            | StoreErrorKind::Auth
+            | StoreErrorKind::MaxClients
     )
 }
 
