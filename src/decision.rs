@@ -17,6 +17,8 @@ pub struct Decision {
     pub(crate) outcome: Outcome,
     pub(crate) source: Source,
     pub(crate) shadow: bool,
+    /// Whether the numbers were counted, or mean nothing.
+    pub(crate) counted: bool,
 }
 
 impl Decision {
@@ -86,6 +88,14 @@ impl Decision {
         self.source
     }
 
+    /// Whether its numbers were counted. They are not where the store could not
+    /// decide and the policy does not count by itself then: a client is told
+    /// none of them.
+    #[must_use]
+    pub fn is_counted(&self) -> bool {
+        self.counted
+    }
+
     /// Whether it speaks of a policy in shadow mode, which never refuses.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
@@ -110,16 +120,20 @@ pub enum Refusal {
     Blocked,
     /// The cost is above the limit: no wait makes it fit.
     TooLarge,
+    /// The store cannot decide, and the policy is one that then refuses
+    /// ([`OnStoreFailure::Deny`](crate::OnStoreFailure::Deny)).
+    Unavailable,
 }
 
 impl Refusal {
-    /// `limit`, `blocked` or `too_large`: what metrics and logs call it.
+    /// `limit`, `blocked`, `too_large` or `unavailable`: what metrics and logs call it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Limit => "limit",
             Self::Blocked => "blocked",
             Self::TooLarge => "too_large",
+            Self::Unavailable => "unavailable",
         }
     }
 }

@@ -108,8 +108,13 @@
 //! | it has lost the script (`SCRIPT FLUSH`) | nothing: the script is sent again, once | nothing |
 //! | `READONLY` (a demoted master) | the fallback; the connection is dropped | reason `readonly` |
 //! | `LOADING`, `BUSY`, `OOM`, `MISCONF`, `MASTERDOWN`, `CLUSTERDOWN`, `NOREPLICAS`, too many clients | the fallback | [reason by name](store::StoreErrorKind) |
-//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, a cluster's redirect, a certificate that is not trusted | the fallback | an error line with `misconfigured = true` when a connection is tried; never the password |
+//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, a cluster's redirect, a certificate that is not trusted | the fallback | an error line with `misconfigured = true`, once for each connection; never the password |
 //! | more than 4096 checks wait at once | the fallback | reason `overload` |
+//!
+//! Each policy chooses what happens then
+//! ([`on_store_failure`](Policy::on_store_failure)): `Local`, the default, keeps
+//! limiting in this process; `Deny` refuses with 503 and `retry-after: 1`; `Allow`
+//! admits uncounted, without headers.
 //!
 //! **The fallback** is a table in this process. It is *warm*: each answer of Redis
 //! is mirrored into it, so a client that had used 80 of 100, as of the last answer
@@ -124,14 +129,27 @@
 //! connection, so no request pays for that. After repeated losses within a minute
 //! it stays away longer, up to 10 s.
 //!
+//! **Nobody gets a second budget.** What this process has counted meanwhile, and
+//! what Redis had told before in case it has lost that, is sent in front of the
+//! identity's next check, in the same round trip; for identities without traffic
+//! in batches, after one healthy second. Sent again after a cut, it counts once. A
+//! block that started here is written to Redis; of two blocks the longer stands.
+//! What can be admitted in one window of limit *L* at the most:
+//!
+//! | situation | admitted at the most |
+//! |---|---|
+//! | one replica, Redis fails and comes back with or without its data | *L* |
+//! | *n* replicas without a share, Redis gone | what was left, by each: up to *n* x *L* in a window that starts meanwhile |
+//! | *n* replicas with a share of 1/*n*, Redis gone | *L*, and at most 1 more for each replica by rounding up |
+//! | *n* replicas, Redis has lost its data | as above; one replica's charges can hide behind the higher count that another one restores |
+//!
+//! [`shutdown`](RateLimiter::shutdown) sends what is left before the process ends.
+//! `RateLimiter::health` tells the state of Redis, since when, the last error and
+//! the latencies of the last minute.
+//!
 //! **Not yet** in this version:
 //!
-//! * Counts are not reconciled. What was admitted in a fallback is not added to
-//!   Redis afterwards, so across an outage a client can get, from each replica,
-//!   what the fallback admits, and then what Redis still has left for it.
-//! * The fallback cannot be chosen per policy: no "refuse" (503) and no "admit
-//!   all" while Redis is gone.
-//! * No Redis Cluster.
+//! * No Redis Cluster: a redirect is reported as a misconfiguration.
 //! * No sliding window, token bucket, refund, or gRPC-shaped refusal.
 //!
 //! # Behind a proxy
@@ -261,5 +279,5 @@ pub use crate::key::{Key, KeyBuilder, KeySecret, MAX_KEY_LEN};
 pub use crate::limiter::{BuildError, Charge, PolicyHandle, RateLimiter, RateLimiterBuilder};
 pub use crate::middleware::RateLimitLayer;
 pub use crate::policy::{
-    Algorithm, MAX_LIMIT, MAX_POLICIES, MAX_WINDOW, MIN_WINDOW, Policy, PolicyError, Rate,
+    Algorithm, MAX_LIMIT, MAX_POLICIES, MAX_WINDOW, MIN_WINDOW, OnStoreFailure, Policy, PolicyError, Rate,
 };

@@ -137,6 +137,21 @@ pub struct Policy {
     rate: Rate,
     block_for: Option<Duration>,
     shadow: bool,
+    on_store_failure: OnStoreFailure,
+}
+
+/// What a policy does with a request while the store cannot decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnStoreFailure {
+    /// Goes on limiting in this process, from the last known counts.
+    #[default]
+    Local,
+    /// Refuses with 503 and `retry-after: 1`: for what must never run
+    /// unlimited.
+    Deny,
+    /// Admits, uncounted: for what must never be refused by a fault of ours.
+    Allow,
 }
 
 impl Policy {
@@ -144,7 +159,14 @@ impl Policy {
     ///
     /// The name is 1 to 64 of `a-z`, `0-9`, `_` and `-`.
     pub fn fixed_window(name: impl Into<Arc<str>>, rate: Rate) -> Self {
-        Self { name: name.into(), algorithm: Algorithm::FixedWindow, rate, block_for: None, shadow: false }
+        Self {
+            name: name.into(),
+            algorithm: Algorithm::FixedWindow,
+            rate,
+            block_for: None,
+            shadow: false,
+            on_store_failure: OnStoreFailure::Local,
+        }
     }
 
     /// The first refusal starts a block of this length, 1 ms to 366 days in
@@ -155,6 +177,14 @@ impl Policy {
     /// 0. A block shorter than the window ends it early, which is warned about.
     pub fn block_for(mut self, block_for: Duration) -> Self {
         self.block_for = Some(block_for);
+        self
+    }
+
+    /// What happens to requests while Redis cannot decide. A policy in shadow
+    /// mode refuses nothing in any case, and in memory no store can fail.
+    /// Default: [`OnStoreFailure::Local`].
+    pub fn on_store_failure(mut self, choice: OnStoreFailure) -> Self {
+        self.on_store_failure = choice;
         self
     }
 
@@ -194,6 +224,12 @@ impl Policy {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
+    }
+
+    /// What it does while the store cannot decide.
+    #[must_use]
+    pub fn store_failure(&self) -> OnStoreFailure {
+        self.on_store_failure
     }
 
     pub(crate) fn shared_name(&self) -> &Arc<str> {

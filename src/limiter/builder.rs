@@ -9,11 +9,11 @@ use super::{Backend, Inner, RateLimiter};
 use crate::clock::Clock;
 use crate::observe::{Observer, Observers};
 use crate::policy::PolicyError;
-#[cfg(feature = "redis")]
-use crate::store::StoreEvent;
 use crate::store::memory::{LocalTable, Share};
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisStore, Target, TargetError};
+#[cfg(feature = "redis")]
+use crate::store::{HealthRecord, StoreEvent};
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_CAPACITY: usize = 250_000;
@@ -269,7 +269,10 @@ fn backend(
         Origin::Redis(url) => {
             let target = Target::new(&url, ca)?;
             let (told, home) = (observers.clone(), home.clone());
+            let health = Arc::new(HealthRecord::new());
+            let learning = health.clone();
             let tell = move |event: &StoreEvent<'_>| {
+                learning.learn(event);
                 told.tell(|observer| observer.store(event));
                 if let (StoreEvent::Connected { .. }, Some(inner)) = (event, home.get()) {
                     // On the task that has made the connection.
@@ -279,7 +282,7 @@ fn backend(
             let store =
                 RedisStore::new(target, &namespace, deadline, tell).map_err(|_| BuildError::RedisUrl)?;
             let registry = Registry::shared(&store.place(), namespace);
-            Ok((Backend::Redis(Arc::new(store)), registry))
+            Ok((Backend::Redis { store: Arc::new(store), health }, registry))
         }
         #[cfg(feature = "test-util")]
         Origin::Script(script) => Ok((Backend::Scripted(script), Registry::own(namespace))),

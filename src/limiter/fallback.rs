@@ -9,13 +9,19 @@ use super::{Backend, Charge, Charges, Inner, decision};
 use crate::algorithm::{self, Line, State};
 use crate::clock::Millis;
 use crate::decision::{Decision, Outcome, Refusal, Source};
-use crate::policy::MAX_POLICIES;
+use crate::policy::{MAX_POLICIES, OnStoreFailure};
 use crate::store::memory::{Answer, Answers, Charged, Debt, Said};
 use crate::store::redis::{self, Remembered, Turn};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// What was sent in front of a check, charge by charge.
-pub(super) type Debts = ArrayVec<Option<Debt>, MAX_POLICIES>;
+/// What was sent in front of a check, charge by charge, and when.
+pub(super) struct Sent {
+    debts: ArrayVec<Option<Debt>, MAX_POLICIES>,
+    /// The connection.
+    generation: u64,
+    /// How often an identity was reset before.
+    resets: u64,
+}
 
 impl Charge {
     fn asked_of_redis(&self, debt: Option<&Debt>) -> redis::Asked {
@@ -27,18 +33,18 @@ impl Charge {
 
 /// One check by Redis; by this process if Redis does not answer in time.
 pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
-    let Backend::Redis(store) = &inner.backend else {
+    let Backend::Redis { store, .. } = &inner.backend else {
         return inner.decide_locally(&charges, inner.clock.now());
     };
     let turn = match store.turn().await {
         Ok(turn) => turn,
         Err(error) => return inner.fall_back(&charges, &error, Charged::Unsent),
     };
-    let (asked, debts) = inner.ask(&charges, &turn);
+    let (asked, sent) = inner.ask(&charges, &turn);
     let mut answer = Box::pin(store.charge(&turn, asked));
     let error = match store.answer(&turn, &mut answer).await {
         Ok(before) => {
-            let answers = inner.take_over(&charges, before, &debts, turn.generation(), true);
+            let answers = inner.take_over(&charges, before, &sent, true);
             return inner.conclude(&charges, &answers, Source::Redis);
         }
         Err(error) => error,
@@ -48,8 +54,12 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
     let charged = if is_unknown { Charged::Unknown } else { Charged::Unsent };
     let decision = inner.fall_back(&charges, &error, charged);
     if error.kind() == StoreErrorKind::Timeout {
-        let late = Late { inner: Arc::downgrade(&inner), charges, debts, turn };
-        tokio::spawn(late.learn(answer));
+        let superseded = store.superseded(&turn);
+        // Not the turn: its place is for those who still wait. Held by the late,
+        // as many as there are places would leave none to find out with that the
+        // connection is dead.
+        let late = Late { inner: Arc::downgrade(&inner), charges, sent };
+        tokio::spawn(late.learn(answer, superseded));
     }
     decision
 }
@@ -58,17 +68,26 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
 struct Late {
     inner: Weak<Inner>,
     charges: Charges,
-    debts: Debts,
-    turn: Turn,
+    sent: Sent,
 }
 
 impl Late {
-    /// Waits for the answer, which comes at the latest when the connection is
-    /// given up, and learns from it what Redis has counted.
-    async fn learn(self, answer: impl Future<Output = Result<redis::Before, StoreError>>) {
-        let Ok(before) = answer.await else { return };
+    /// Waits for the answer, and learns from it what Redis has counted. Not for
+    /// longer than until there is another connection: who waits keeps the old
+    /// one open, and on one that has gone silent the answer may never come.
+    async fn learn(
+        self,
+        answer: impl Future<Output = Result<redis::Before, StoreError>>,
+        superseded: impl Future<Output = ()>,
+    ) {
+        let answer = tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = superseded => return,
+        };
+        let Ok(before) = answer else { return };
         let Some(inner) = self.inner.upgrade() else { return };
-        inner.take_over(&self.charges, before, &self.debts, self.turn.generation(), false);
+        inner.take_over(&self.charges, before, &self.sent, false);
     }
 }
 
@@ -86,12 +105,13 @@ impl Inner {
 
     /// What Redis is asked: the charges, and in front of them what this process
     /// has counted for it.
-    fn ask(&self, charges: &[Charge], turn: &Turn) -> (Vec<redis::Asked>, Debts) {
-        let now = self.clock.now();
-        let debts: Debts =
-            charges.iter().map(|charge| self.local.owed(&charge.asked(), turn.generation(), now)).collect();
+    fn ask(&self, charges: &[Charge], turn: &Turn) -> (Vec<redis::Asked>, Sent) {
+        let (now, generation, resets) = (self.clock.now(), turn.generation(), self.local.resets());
+        let debts: ArrayVec<_, MAX_POLICIES> =
+            charges.iter().map(|charge| self.local.owed(&charge.asked(), generation, now)).collect();
         let asked = charges.iter().zip(&debts).map(|(charge, debt)| charge.asked_of_redis(debt.as_ref()));
-        (asked.collect(), debts)
+        let asked = asked.collect();
+        (asked, Sent { debts, generation, resets })
     }
 
     /// Takes over an answer: computes what it means for each policy, and mirrors
@@ -100,8 +120,7 @@ impl Inner {
         &self,
         charges: &[Charge],
         before: Vec<Remembered>,
-        debts: &Debts,
-        generation: u64,
+        sent: &Sent,
         in_time: bool,
     ) -> Answers {
         // The time left is counted from the answer, later than Redis does: what
@@ -116,13 +135,14 @@ impl Inner {
         let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
         algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
         for (i, (charge, Line { state, .. })) in charges.iter().zip(&lines).enumerate() {
-            if let Some(debt) = debts[i] {
-                self.local.paid(&charge.asked(), debt.marker, generation);
+            if let Some(debt) = sent.debts[i] {
+                self.local.paid(&charge.asked(), debt.marker, sent.generation);
             }
             if *state != State::Idle {
                 let refused = matches!(outcomes[i].refusal, Some(Refusal::Limit | Refusal::Blocked));
                 let charged = if in_time { state.count().saturating_sub(counted[i]) } else { 0 };
-                let said = Said { state: *state, charged, refused, generation };
+                let (generation, resets) = (sent.generation, sent.resets);
+                let said = Said { state: *state, charged, refused, generation, resets };
                 self.local.mirror(&charge.asked(), said, now);
             }
         }
@@ -132,27 +152,56 @@ impl Inner {
 
     /// The numbers of one identity as Redis has them, if it answers.
     pub(super) async fn peek_at_redis(&self, charge: &Charge) -> Option<Decision> {
-        let Backend::Redis(store) = &self.backend else { return None };
+        let Backend::Redis { store, .. } = &self.backend else { return None };
         let turn = store.turn().await.ok()?;
         // A cost of 0 changes nothing.
         let charges = [charge.clone().cost(0)];
-        let (asked, debts) = self.ask(&charges, &turn);
+        let (asked, sent) = self.ask(&charges, &turn);
         let before = store.answer(&turn, store.charge(&turn, asked)).await.ok()?;
         let state = *before.first()?;
-        self.take_over(&charges, before, &debts, turn.generation(), true);
+        self.take_over(&charges, before, &sent, true);
         let (now, rule) = (self.clock.now(), charge.rule());
         let outcome = algorithm::peek(&rule, state.at(now), now);
         Some(decision(charge, Answer { limit: rule.limit, outcome }, Source::Redis))
     }
 
-    /// The one place where a store that could not decide becomes a decision.
+    /// The one place where a store that could not decide becomes a decision, by
+    /// each policy's choice.
     pub(super) fn fall_back(&self, charges: &[Charge], error: &StoreError, charged: Charged) -> Decision {
         for charge in charges {
             let policy = charge.policy.policy().name();
             self.observers.tell(|observer| observer.fell_back(policy, error.kind()));
         }
-        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
+        let choice = |charge: &Charge| charge.policy.policy().store_failure();
+        let denies = |charge: &&Charge| charge.rule().enforced && choice(charge) == OnStoreFailure::Deny;
+        if let Some(denying) = charges.iter().find(denies) {
+            return self.uncounted(denying, Some(Refusal::Unavailable));
+        }
+        let counted: Charges =
+            charges.iter().filter(|charge| choice(charge) != OnStoreFailure::Allow).cloned().collect();
+        if counted.is_empty() {
+            return self.uncounted(&charges[0], None);
+        }
+        let asked: ArrayVec<_, MAX_POLICIES> = counted.iter().map(Charge::asked).collect();
         let answers = self.local.check(&asked, self.share, charged, self.clock.now());
-        self.conclude(charges, &answers, Source::Local)
+        self.conclude(&counted, &answers, Source::Local)
+    }
+
+    /// A decision for which nobody has counted.
+    fn uncounted(&self, charge: &Charge, refusal: Option<Refusal>) -> Decision {
+        let limit = charge.rule().limit;
+        let outcome = Outcome {
+            refusal,
+            used: 0,
+            remaining: if refusal.is_none() { limit } else { 0 },
+            reset_after_ms: 0,
+            // The next try may find the store back.
+            retry_after_ms: refusal.map(|_| 1000),
+            blocked: false,
+            block_started: false,
+        };
+        let answers = [Answer { limit, outcome }];
+        let decision = self.conclude(std::slice::from_ref(charge), &answers, Source::Local);
+        Decision { counted: false, ..decision }
     }
 }

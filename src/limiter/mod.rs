@@ -13,12 +13,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
 pub use self::builder::{BuildError, RateLimiterBuilder};
 pub use self::registry::PolicyHandle;
-use self::registry::Registry;
+use self::registry::{Registration, Registry};
 use crate::algorithm::Rule;
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
@@ -29,6 +30,8 @@ use crate::store::StoreError;
 use crate::store::memory::{Answer, Asked, Charged, LocalTable, Share};
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
+#[cfg(feature = "redis")]
+use crate::store::{Health, HealthRecord};
 
 /// Counts identities against policies, here or in Redis. Cheap to clone; clones
 /// share everything.
@@ -66,7 +69,10 @@ struct Inner {
 enum Backend {
     Memory,
     #[cfg(feature = "redis")]
-    Redis(Arc<RedisStore>),
+    Redis {
+        store: Arc<RedisStore>,
+        health: Arc<HealthRecord>,
+    },
     #[cfg(feature = "test-util")]
     Scripted(crate::test_util::Script),
 }
@@ -100,6 +106,11 @@ impl Charge {
 
     pub(crate) fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// Whether both charge one identity under one policy.
+    pub(crate) fn is_for(&self, other: &Self) -> bool {
+        self.policy.id() == other.policy.id() && self.key.as_str() == other.key.as_str()
     }
 
     fn rule(&self) -> Rule {
@@ -234,10 +245,10 @@ impl RateLimiter {
         let paired = policies.len() > 1;
         let mut handles = ArrayVec::new();
         for policy in policies {
-            let (handle, conflict) = self.0.registry.register(policy, paired)?;
-            if conflict {
+            let Registration { handle, problem } = self.0.registry.register(policy, paired)?;
+            if let Some(problem) = problem {
                 // Not one of `problems`: it lasts as long as the layers do.
-                self.0.observers.tell(|observer| observer.misconfigured(&Problem::PolicyConflict));
+                self.0.observers.tell(|observer| observer.misconfigured(&problem));
             }
             if let Some(block) = policy.block().filter(|block| *block < policy.rate().window()) {
                 let window = policy.rate().window();
@@ -258,6 +269,8 @@ impl RateLimiter {
     /// Charges 1 to 8 identities, all or none of them, and answers whether they
     /// may go on. One round trip to Redis; none in memory.
     ///
+    /// Two charges of one identity under one policy are one of their sum.
+    ///
     /// Nothing happens before the future is polled. Dropped while Redis is
     /// asked, the check has counted once or not at all. It never fails: what
     /// Redis cannot decide is decided by this process.
@@ -265,7 +278,10 @@ impl RateLimiter {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
         let mut distinct = Charges::new();
         for charge in charges {
-            add(&mut distinct, charge);
+            match distinct.iter_mut().find(|other| other.is_for(&charge)) {
+                Some(other) => other.cost = other.cost.saturating_add(charge.cost),
+                None => distinct.push(charge),
+            }
         }
         self.begin(&distinct).await
     }
@@ -295,7 +311,7 @@ impl RateLimiter {
         let charge = Charge::new(policy, *key);
         self.0.local.reset(&charge.asked());
         #[cfg(feature = "redis")]
-        if let Backend::Redis(store) = &self.0.backend {
+        if let Backend::Redis { store, .. } = &self.0.backend {
             store.reset(&[policy.store_key(key)]).await?;
             // Again: an answer from before may have been mirrored meanwhile.
             self.0.local.reset(&charge.asked());
@@ -317,9 +333,35 @@ impl RateLimiter {
     pub fn is_connected(&self) -> bool {
         match &self.0.backend {
             #[cfg(feature = "redis")]
-            Backend::Redis(store) => store.is_up(),
+            Backend::Redis { store, .. } => store.is_up(),
             _ => false,
         }
+    }
+
+    /// How Redis is doing, as this process sees it. `None` in memory.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn health(&self) -> Option<Health> {
+        match &self.0.backend {
+            Backend::Redis { health, .. } => Some(health.now()),
+            _ => None,
+        }
+    }
+
+    /// Sends to Redis what is left to reconcile, for the end of the process.
+    /// Answers at once in memory, and when nothing is owed.
+    ///
+    /// # Errors
+    ///
+    /// When Redis did not take all of it within the deadline: replicas that go
+    /// on then do not know what this one has admitted while Redis was gone.
+    pub async fn shutdown(&self, deadline: Duration) -> Result<(), StoreError> {
+        #[cfg(feature = "redis")]
+        if let Backend::Redis { store, .. } = &self.0.backend {
+            let paid = tokio::time::timeout(deadline, self.0.pay_what_is_left(store)).await;
+            return paid.unwrap_or_else(|_| Err(StoreError::new(crate::store::StoreErrorKind::Timeout)));
+        }
+        Ok(())
     }
 
     pub(crate) fn clock(&self) -> &Clock {
@@ -344,7 +386,7 @@ impl RateLimiter {
         match &inner.backend {
             Backend::Memory => Check::Ready(inner.decide_locally(charges, now)),
             #[cfg(feature = "redis")]
-            Backend::Redis(store) => {
+            Backend::Redis { store, .. } => {
                 if let Some(denied) = inner.denied_before(charges, now) {
                     return Check::Ready(denied);
                 }
@@ -412,7 +454,7 @@ impl Inner {
             verdict,
             limit: answer.limit,
             used: answer.outcome.used,
-            retry_after: answer.outcome.retry_after_ms.map(std::time::Duration::from_millis),
+            retry_after: answer.outcome.retry_after_ms.map(Duration::from_millis),
             source,
             shadow: !charge.rule().enforced,
             local_entries: self.local.entries(),
@@ -427,21 +469,11 @@ impl fmt::Debug for RateLimiter {
         match &self.0.backend {
             Backend::Memory => debug.field("store", &"memory"),
             #[cfg(feature = "redis")]
-            Backend::Redis(store) => debug.field("store", store),
+            Backend::Redis { store, .. } => debug.field("store", store),
             #[cfg(feature = "test-util")]
             Backend::Scripted(_) => debug.field("store", &"script"),
         };
         debug.field("policies", &self.0.registry).finish_non_exhaustive()
-    }
-}
-
-/// Adds a charge, unless its identity is charged under its policy already: a
-/// check charges once.
-pub(crate) fn add(charges: &mut Charges, charge: Charge) {
-    let known =
-        |other: &Charge| other.policy.id() == charge.policy.id() && other.key.as_str() == charge.key.as_str();
-    if !charges.iter().any(known) {
-        charges.push(charge);
     }
 }
 
@@ -453,5 +485,6 @@ fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
         outcome: answer.outcome,
         source,
         shadow: policy.is_shadow(),
+        counted: true,
     }
 }

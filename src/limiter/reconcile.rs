@@ -18,6 +18,9 @@ use crate::store::redis::{self, Before, RedisStore};
 /// A connection is left to the traffic for this long, and between two rounds.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// How often the end of an outage is looked for at shutdown.
+const PATIENCE: Duration = Duration::from_millis(20);
+
 /// How many debts are sent at once: a script that runs a fraction of a
 /// millisecond.
 const BATCH: usize = 64;
@@ -30,7 +33,7 @@ pub(super) async fn pay_while_connected(inner: Weak<Inner>) {
     loop {
         sleep(PAUSE).await;
         let Some(inner) = inner.upgrade() else { return };
-        let Backend::Redis(store) = &inner.backend else { return };
+        let Backend::Redis { store, .. } = &inner.backend else { return };
         if store.generation() != Some(generation) {
             return;
         }
@@ -52,8 +55,21 @@ impl Inner {
     /// The connection that checks use now, if there is one.
     fn connection(&self) -> Option<u64> {
         match &self.backend {
-            Backend::Redis(store) => store.generation(),
+            Backend::Redis { store, .. } => store.generation(),
             _ => None,
+        }
+    }
+
+    /// Pays everything that is owed, waiting for a connection if need be.
+    pub(super) async fn pay_what_is_left(&self, store: &RedisStore) -> Result<(), StoreError> {
+        loop {
+            if !self.local.owes(self.clock.now()) {
+                return Ok(());
+            }
+            match store.generation() {
+                Some(generation) => self.pay_all(store, generation).await?,
+                None => sleep(PATIENCE).await,
+            }
         }
     }
 
@@ -67,10 +83,10 @@ impl Inner {
             if due.is_empty() {
                 continue;
             }
-            let turn = store.turn().await?;
+            let (turn, resets) = (store.turn().await?, self.local.resets());
             let asked = due.iter().map(|due| due.asked.clone()).collect();
             let before = store.answer(&turn, store.charge(&turn, asked)).await?;
-            self.acknowledge(&due, before, turn.generation());
+            self.acknowledge(&due, before, turn.generation(), resets);
         }
         Ok(())
     }
@@ -86,7 +102,7 @@ impl Inner {
         Some(Due { debtor, rule, asked: redis::Asked { key, rule, cost: 0, owed: Some(owed) } })
     }
 
-    fn acknowledge(&self, due: &[Due], before: Before, generation: u64) {
+    fn acknowledge(&self, due: &[Due], before: Before, generation: u64, resets: u64) {
         let now = self.clock.now();
         for (due, remembered) in due.iter().zip(before) {
             let Debtor { policy, key, first_len, debt } = &due.debtor;
@@ -95,7 +111,7 @@ impl Inner {
             let state = remembered.at(now);
             let refused = matches!(state, State::Blocked { .. });
             if state != State::Idle {
-                self.local.mirror(&asked, Said { state, charged: 0, refused, generation }, now);
+                self.local.mirror(&asked, Said { state, charged: 0, refused, generation, resets }, now);
             }
         }
     }

@@ -4,14 +4,17 @@
 //! rules must not meet under one name. The second one that comes while the
 //! first is alive counts under a key of its own, and says so.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use crate::algorithm::Rule;
 use crate::key::Key;
+use crate::observe::Problem;
 use crate::policy::{Policy, PolicyError};
+use crate::store::memory::PolicyId;
 #[cfg(feature = "redis")]
 use crate::store::memory::{Debt, Marker};
 #[cfg(feature = "redis")]
@@ -26,14 +29,18 @@ pub struct PolicyHandle(Arc<Registered>);
 struct Registered {
     policy: Policy,
     rule: Rule,
-    /// Its number in the local tables of this process.
-    id: u32,
+    /// Its number in the local tables of this process: of its keys, so that it
+    /// outlives whoever has the policy. Were it counted, a policy that nobody
+    /// holds for a moment would give every client a new budget.
+    id: PolicyId,
     namespace: String,
     /// `<namespace><name>:rl:`
     prefix: String,
     /// Whether it is checked together with others somewhere: its keys then
     /// carry a hash tag, everywhere.
     paired: AtomicBool,
+    /// Whether a key without a hash tag was made.
+    asked_bare: AtomicBool,
     /// In how many layers it is.
     layers: AtomicU32,
 }
@@ -66,7 +73,11 @@ impl PolicyHandle {
 
     pub(crate) fn store_key_of(&self, first: &str, rest: &str) -> String {
         let prefix = &self.0.prefix;
-        if self.is_paired() { format!("{prefix}{{{first}}}{rest}") } else { format!("{prefix}{first}{rest}") }
+        if self.is_paired() {
+            return format!("{prefix}{{{first}}}{rest}");
+        }
+        self.0.asked_bare.store(true, Ordering::Relaxed);
+        format!("{prefix}{first}{rest}")
     }
 
     /// A debt as Redis is told of it.
@@ -102,8 +113,14 @@ impl PolicyHandle {
         Rule { block, ..self.0.rule }
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> PolicyId {
         self.0.id
+    }
+
+    /// Whether both are one policy of one store: the same name and rule in
+    /// another store is counted there.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(crate) fn count_layer(&self) {
@@ -125,8 +142,22 @@ impl fmt::Debug for PolicyHandle {
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     namespace: String,
+    names: Mutex<Names>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
     /// Weak: a policy that nobody has any more frees its name.
-    policies: Mutex<HashMap<Arc<str>, Vec<Weak<Registered>>>>,
+    policies: HashMap<Arc<str>, Vec<Weak<Registered>>>,
+    /// The names that were ever checked together with others: their keys carry
+    /// a hash tag from then on, whoever has the policy.
+    paired: HashSet<Arc<str>>,
+}
+
+/// A policy that was registered, and what is wrong with that.
+pub(crate) struct Registration {
+    pub(crate) handle: PolicyHandle,
+    pub(crate) problem: Option<Problem>,
 }
 
 impl fmt::Debug for Registered {
@@ -135,7 +166,7 @@ impl fmt::Debug for Registered {
     }
 }
 
-static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+static IDS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// The registries of shared stores, by address and namespace. Two limiters on
 /// one Redis share its counters, so they share the names as well.
@@ -144,7 +175,7 @@ static SHARED: LazyLock<Mutex<HashMap<String, Weak<Registry>>>> = LazyLock::new(
 impl Registry {
     /// For counters that only one limiter has.
     pub(crate) fn own(namespace: String) -> Arc<Self> {
-        Arc::new(Self { namespace, policies: Mutex::default() })
+        Arc::new(Self { namespace, names: Mutex::default() })
     }
 
     /// For counters in a store that others in this process may use too.
@@ -162,29 +193,35 @@ impl Registry {
 
     /// The policy of a number, if anybody has it still.
     #[cfg(feature = "redis")]
-    pub(crate) fn policy(&self, id: u32) -> Option<PolicyHandle> {
-        let policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = policies.values().flatten().filter_map(Weak::upgrade);
+    pub(crate) fn policy(&self, id: PolicyId) -> Option<PolicyHandle> {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = names.policies.values().flatten().filter_map(Weak::upgrade);
         known.find(|known| known.id == id).map(PolicyHandle)
     }
 
-    /// Finds or adds a policy. Answers whether another rule of its name was
-    /// there before.
-    pub(crate) fn register(
-        &self,
-        policy: &Policy,
-        paired: bool,
-    ) -> Result<(PolicyHandle, bool), PolicyError> {
+    /// Finds or adds a policy.
+    pub(crate) fn register(&self, policy: &Policy, paired: bool) -> Result<Registration, PolicyError> {
         let rule = Rule {
             limit: policy.rate().limit(),
             window: policy.rate().window_ms(),
             block: policy.checked_block_ms()?,
             enforced: !policy.is_shadow(),
         };
-        let mut policies = self.policies.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let Names { policies, paired: all_paired } = &mut *names;
+        policies.retain(|_, namesakes| {
+            namesakes.retain(|known| known.strong_count() > 0);
+            !namesakes.is_empty()
+        });
+        if paired {
+            all_paired.insert(policy.shared_name().clone());
+        }
+        let paired = all_paired.contains(policy.name());
         let namesakes = policies.entry(policy.shared_name().clone()).or_default();
-        namesakes.retain(|known| known.strong_count() > 0);
-        let known = namesakes.iter().filter_map(Weak::upgrade).find(|known| known.rule == rule);
+        let is_same = |known: &Arc<Registered>| {
+            known.rule == rule && known.policy.store_failure() == policy.store_failure()
+        };
+        let known = namesakes.iter().filter_map(Weak::upgrade).find(is_same);
         let conflict = !namesakes.is_empty() && known.is_none();
         let registered = known.unwrap_or_else(|| {
             let name = policy.name();
@@ -196,20 +233,24 @@ impl Registry {
             } else {
                 format!("{namespace}{name}:rl:")
             };
-            let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+            let id = IDS.hash_one(&prefix);
             let registered = Arc::new(Registered {
                 policy: policy.clone(),
                 rule,
                 id,
                 namespace: namespace.clone(),
                 prefix,
-                paired: AtomicBool::new(false),
+                paired: AtomicBool::new(paired),
+                asked_bare: AtomicBool::new(false),
                 layers: AtomicU32::new(0),
             });
             namesakes.push(Arc::downgrade(&registered));
             registered
         });
-        registered.paired.fetch_or(paired, Ordering::Relaxed);
-        Ok((PolicyHandle(registered), conflict))
+        let was_paired = registered.paired.fetch_or(paired, Ordering::Relaxed);
+        let is_late = paired && !was_paired && registered.asked_bare.load(Ordering::Relaxed);
+        let problem =
+            if conflict { Some(Problem::PolicyConflict) } else { is_late.then_some(Problem::LatePairing) };
+        Ok(Registration { handle: PolicyHandle(registered), problem })
     }
 }

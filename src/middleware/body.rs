@@ -36,6 +36,13 @@ impl<B> Body<B> {
     }
 }
 
+/// An empty inner body: tower-http's CORS layer answers preflights with one.
+impl<B: Default> Default for Body<B> {
+    fn default() -> Self {
+        Self::inner(B::default())
+    }
+}
+
 impl<B> http_body::Body for Body<B>
 where
     B: http_body::Body<Data = Bytes>,

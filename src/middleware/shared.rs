@@ -15,7 +15,7 @@ use super::builder::Missing;
 use crate::decision::Decision;
 use crate::identity::{ClientIp, Identified, Identify, Notes, RequestHead};
 use crate::key::{Key, KeyBuilder};
-use crate::limiter::{self, Charge, Charges, Check, PolicyHandle, RateLimiter};
+use crate::limiter::{Charge, Charges, Check, PolicyHandle, RateLimiter};
 use crate::observe::Problem;
 use crate::response::{Fields, Refused, Reply};
 
@@ -82,7 +82,7 @@ struct Charged(Vec<(PolicyHandle, Key)>);
 
 impl Charged {
     fn holds(&self, policy: &PolicyHandle, key: &Key) -> bool {
-        self.0.iter().any(|(other, charged)| other.id() == policy.id() && charged.as_str() == key.as_str())
+        self.0.iter().any(|(other, charged)| other.is(policy) && charged.as_str() == key.as_str())
     }
 }
 
@@ -108,7 +108,7 @@ impl Shared {
             };
             last = Some((&rule.identity, key));
             if !before.is_some_and(|charged| charged.holds(&rule.policy, &key)) {
-                limiter::add(&mut charges, Charge::new(&rule.policy, key));
+                charges.push(Charge::new(&rule.policy, key));
             }
         }
         self.tell_of(notes);
@@ -143,7 +143,7 @@ impl Shared {
     /// Tells the client of an admitted request how much is left.
     pub(super) fn describe<R>(&self, response: &mut Response<R>, shown: Shown) {
         let decision = shown.decision;
-        if self.fields.enabled && !decision.is_shadow() {
+        if self.fields.enabled && decision.is_counted() && !decision.is_shadow() {
             let since_epoch = self.limiter.clock().since_epoch();
             let limit = self.limit_value(&decision);
             self.fields.describe(response.headers_mut(), &decision, &limit, since_epoch);

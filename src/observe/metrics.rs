@@ -101,6 +101,8 @@ impl Observer for Metrics {
         match event {
             StoreEvent::Connected { .. } => metrics.connected.set(1.0),
             StoreEvent::Lost { .. } => metrics.connected.set(0.0),
+            // Counted with the check that failed.
+            StoreEvent::Misconfigured { .. } => {}
             StoreEvent::Answered { latency } => metrics.duration.record(*latency),
             StoreEvent::Failed { error, .. } => {
                 counter!("ratelimit_store_errors_total", "reason" => error.kind().as_str()).increment(1);
@@ -135,12 +137,13 @@ impl fmt::Debug for Metrics {
     }
 }
 
-const OUTCOMES: [Verdict; 5] = [
+const OUTCOMES: [Verdict; 6] = [
     Verdict::Allowed,
     Verdict::Spared,
     Verdict::Refused(Refusal::Limit),
     Verdict::Refused(Refusal::Blocked),
     Verdict::Refused(Refusal::TooLarge),
+    Verdict::Refused(Refusal::Unavailable),
 ];
 
 const SOURCES: [Source; 3] = [Source::Redis, Source::Local, Source::DenyCache];
@@ -152,6 +155,7 @@ fn outcome(verdict: Verdict) -> usize {
         Verdict::Refused(Refusal::Limit) => 2,
         Verdict::Refused(Refusal::Blocked) | Verdict::BlockStarted => 3,
         Verdict::Refused(Refusal::TooLarge) => 4,
+        Verdict::Refused(Refusal::Unavailable) => 5,
     }
 }
 

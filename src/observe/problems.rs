@@ -22,6 +22,9 @@ pub enum Problem {
     /// Two policies have one name but different rules. Told once, when the
     /// second one is set up.
     PolicyConflict,
+    /// A policy that was in use by itself is now checked together with others.
+    /// Told once.
+    LatePairing,
 }
 
 impl Problem {
@@ -35,6 +38,7 @@ impl Problem {
             Self::NoPeerAddress => "no_peer_address",
             Self::UntrustedForwarding => "untrusted_forwarding",
             Self::PolicyConflict => "policy_conflict",
+            Self::LatePairing => "late_pairing",
         }
     }
 
@@ -53,6 +57,10 @@ impl Problem {
             Self::PolicyConflict => {
                 "two policies share a name but not the rule; both are enforced, under different keys: \
                  rename one"
+            }
+            Self::LatePairing => {
+                "a policy that was in use by itself is now checked together with others, under other keys: \
+                 its clients start again; set up layers and policies before the first check"
             }
         }
     }

@@ -35,6 +35,12 @@ impl Observer for Trace {
     fn store(&self, event: &StoreEvent<'_>) {
         match event {
             StoreEvent::Connected { address } => info!(%address, "rate limit store connected"),
+            StoreEvent::Misconfigured { address, error } => error!(
+                %address,
+                reason = error.kind().as_str(),
+                misconfigured = true,
+                "rate limit store refuses checks; deciding them in this process until that is mended"
+            ),
             StoreEvent::Lost { address, error } if error.kind().is_misconfiguration() => error!(
                 %address,
                 reason = error.kind().as_str(),

@@ -88,7 +88,7 @@ impl Fields {
                 headers.insert(name, value);
             }
         };
-        if self.enabled {
+        if self.enabled && decision.is_counted() {
             complete(LIMIT, limit.clone());
             complete(REMAINING, number(decision.remaining()));
             complete(RESET, self.reset_value(decision, since_epoch));
@@ -129,7 +129,8 @@ fn is_tighter(headers: &HeaderMap, decision: &Decision) -> bool {
         headers.get_all(name).iter().map(number).min()
     };
     match (said(&REMAINING), said(&LIMIT)) {
-        (None, None) => headers.contains_key(RESET),
+        // A refusal without numbers: ours would speak against it.
+        (None, None) => headers.contains_key(RESET) || headers.contains_key(RETRY_AFTER),
         (Some(Some(remaining)), _) => decision.remaining() >= remaining,
         (None, Some(Some(limit))) => decision.limit() >= limit,
         (Some(None), _) | (None, Some(None)) => true,

@@ -7,6 +7,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response};
 
 use super::{Refused, Reply};
+use crate::decision::Refusal;
 
 /// The default reply, `application/json`:
 /// `{"success":false,"message":"...","retryAfter":37,"timestamp":"..."}`,
@@ -20,12 +21,15 @@ impl Reply for Json {
             Some(seconds) => format!(r#""retryAfter":{seconds},"#),
             None => String::new(),
         };
+        let message = match refused.decision.refusal() {
+            Some(Refusal::Unavailable) => "Service temporarily unavailable. Please try again later.",
+            _ => "Too many requests. Please try again later.",
+        };
         // Whole seconds of a clock that is never far from now.
         let now = UNIX_EPOCH + Duration::from_secs(refused.since_epoch.as_secs());
         let timestamp = humantime::format_rfc3339_seconds(now);
-        let body = format!(
-            r#"{{"success":false,"message":"Too many requests. Please try again later.",{retry_after}"timestamp":"{timestamp}"}}"#
-        );
+        let body =
+            format!(r#"{{"success":false,"message":"{message}",{retry_after}"timestamp":"{timestamp}"}}"#);
         let mut response = Response::new(Bytes::from(body));
         *response.status_mut() = refused.status();
         let headers = response.headers_mut();

@@ -78,12 +78,14 @@ impl<'a> Refused<'a> {
         self.head
     }
 
-    /// 429 (RFC 6585), or what the layer answers to a cost above the limit, see
+    /// 429 (RFC 6585); 503 where the store cannot decide and the policy then
+    /// refuses; or what the layer answers to a cost above the limit, see
     /// [`too_large_status`](crate::middleware::RateLimitLayerBuilder::too_large_status).
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self.decision.refusal() {
             Some(Refusal::TooLarge) => self.too_large,
+            Some(Refusal::Unavailable) => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::TOO_MANY_REQUESTS,
         }
     }

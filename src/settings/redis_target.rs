@@ -133,11 +133,22 @@ fn read_host(env: &Environment<'_>) -> Result<RedisTarget, SettingsError> {
     // Its value is not shown: a whole URL is easily pasted here.
     let host = parse_bare_host(&text)
         .ok_or_else(|| SettingsError::new(HOST, "a host name or an address, without a port"))?;
-    let port = env.whole(PORT, 1..=u16::MAX)?.unwrap_or(DEFAULT_PORT);
+    let port = read_port(env)?;
     let db = env.whole(DB, 0..=MAX_DB)?.unwrap_or(0);
     let password = env.verbatim(PASSWORD)?;
     let url = node_url(&format!("{host}:{port}"), password.as_deref());
     Ok(RedisTarget::Url(format!("{url}/{db}")))
+}
+
+/// A number; or `tcp://10.0.0.1:6379`, which Kubernetes sets by itself beside a
+/// service of the name `redis`.
+fn read_port(env: &Environment<'_>) -> Result<u16, SettingsError> {
+    let set = env.trimmed(PORT)?.unwrap_or_default();
+    let linked = set.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')?.1.parse().ok());
+    match linked {
+        Some(port @ 1..) => Ok(port),
+        _ => Ok(env.whole(PORT, 1..=u16::MAX)?.unwrap_or(DEFAULT_PORT)),
+    }
 }
 
 fn node_url(node: &str, password: Option<&str>) -> String {

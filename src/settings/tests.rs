@@ -188,6 +188,7 @@ fn a_host_becomes_a_url() {
     for (values, url) in [
         (&[("REDIS_HOST", "localhost")][..], "redis://localhost:6379/0"),
         (&[("REDIS_HOST", "::1"), ("REDIS_PORT", "7000")], "redis://[::1]:7000/0"),
+        (&[("REDIS_HOST", "redis"), ("REDIS_PORT", "tcp://10.96.0.5:7000")], "redis://redis:7000/0"),
         (&[("REDIS_HOST", "[::1]"), ("REDIS_DB", "5")], "redis://[::1]:6379/5"),
         (
             &[("REDIS_HOST", "10.0.0.7"), ("REDIS_PASSWORD", " p@ss/w:%ö")],
@@ -199,7 +200,8 @@ fn a_host_becomes_a_url() {
     for (variable, value) in [
         ("REDIS_HOST", "localhost:6379"),
         ("REDIS_HOST", "redis://:s3cret@localhost"),
-        ("REDIS_PORT", "tcp://10.0.0.1:6379"),
+        ("REDIS_PORT", "tcp://10.0.0.1"),
+        ("REDIS_PORT", "tcp://10.0.0.1:0"),
         ("REDIS_PORT", "0"),
         ("REDIS_DB", "-1"),
     ] {

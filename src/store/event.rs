@@ -77,11 +77,15 @@ pub enum StoreErrorKind {
     NoReplicas,
     /// The server takes no more connections.
     MaxClients,
-    /// The password or user is missing or wrong, or may not do this.
+    /// The password or user is missing or wrong.
     Auth,
+    /// The user may not do this, or not with this key.
+    Forbidden,
     /// The keys of one check are in different cluster slots, or the server is a
     /// cluster and this client was not told.
     CrossSlot,
+    /// The server has no database of that number.
+    Database,
     /// The server does not know a command that the limiter needs.
     UnknownCommand,
     /// Something else.
@@ -108,7 +112,9 @@ impl StoreErrorKind {
             Self::NoReplicas => "noreplicas",
             Self::MaxClients => "max_clients",
             Self::Auth => "auth",
+            Self::Forbidden => "auth_forbidden",
             Self::CrossSlot => "crossslot",
+            Self::Database => "database",
             Self::UnknownCommand => "unknown_command",
             Self::Other => "other",
         }
@@ -117,7 +123,15 @@ impl StoreErrorKind {
     /// Whether waiting does not help: somebody must change a setting.
     #[must_use]
     pub fn is_misconfiguration(self) -> bool {
-        matches!(self, Self::Tls | Self::Auth | Self::CrossSlot | Self::UnknownCommand)
+        matches!(
+            self,
+            Self::Tls
+                | Self::Auth
+                | Self::Forbidden
+                | Self::CrossSlot
+                | Self::Database
+                | Self::UnknownCommand
+        )
     }
 }
 
@@ -138,6 +152,14 @@ pub enum StoreEvent<'a> {
     },
     /// The connection is lost, or could not be made for the first time.
     Lost {
+        /// Host and port.
+        address: &'a str,
+        /// Why.
+        error: &'a StoreError,
+    },
+    /// The store is connected, but has refused a check for a reason that
+    /// somebody must mend. Told once for each connection.
+    Misconfigured {
         /// Host and port.
         address: &'a str,
         /// Why.

@@ -11,16 +11,19 @@
 //! newcomers share one overflow bucket. What has ended is swept by later
 //! insertions, a few at a time, so there is no timer and no long pause.
 
-use std::collections::{BTreeSet, HashMap};
+mod debt;
+mod shard;
+
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrayvec::ArrayVec;
-use compact_str::CompactString;
-use hashbrown::HashTable;
-use slab::Slab;
 
+pub(crate) use self::debt::{Debt, Debtor, Marker, Said};
+use self::debt::{Known, Slot};
+use self::shard::{Change, Rank, Shard, Stored};
 use crate::algorithm::{self, Line, Rule, State};
 use crate::clock::Millis;
 use crate::decision::{Outcome, Refusal};
@@ -31,17 +34,17 @@ use crate::policy::MAX_POLICIES;
 const MIN_SHARD: usize = 1024;
 const MAX_SHARDS: usize = 64;
 
-/// How many ended entries an insertion sweeps: more than it adds.
-const SWEPT_PER_INSERT: usize = 4;
-
 /// How many slots are looked at for debts under one lock.
 const STRETCH: usize = 256;
+
+/// Tells the counters of policies apart, whoever has the policy.
+pub(crate) type PolicyId = u64;
 
 /// One policy's part in a check on the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
-    /// The policy's number in its limiter.
-    pub(crate) policy: u32,
+    /// The policy's number, the same for ever.
+    pub(crate) policy: PolicyId,
     pub(crate) key: &'a str,
     /// The length of the key's first part.
     pub(crate) first_len: u8,
@@ -65,6 +68,19 @@ pub(crate) enum Charged {
 pub(crate) struct Answer {
     pub(crate) limit: u64,
     pub(crate) outcome: Outcome,
+}
+
+impl Answer {
+    /// A cost that fits the policy's limit but not this replica's share of it is
+    /// refused for now, not for ever: Redis would admit it.
+    fn new(asked: &Asked<'_>, limit: u64, mut outcome: Outcome) -> Self {
+        if outcome.refusal == Some(Refusal::TooLarge) && asked.cost <= asked.rule.limit {
+            let wait = if outcome.reset_after_ms > 0 { outcome.reset_after_ms } else { asked.rule.window };
+            outcome.refusal = Some(Refusal::Limit);
+            outcome.retry_after_ms = Some(wait);
+        }
+        Self { limit, outcome }
+    }
 }
 
 pub(crate) type Answers = ArrayVec<Answer, MAX_POLICIES>;
@@ -98,6 +114,9 @@ impl Share {
 #[derive(Debug)]
 pub(crate) struct LocalTable {
     shards: Box<[Mutex<Shard>]>,
+    /// What newcomers share, by policy, while their shard has only refused
+    /// identities. Locked after a shard.
+    overflow: Mutex<HashMap<PolicyId, State>>,
     /// Keyed by the process, so that nobody can aim at one shard.
     hasher: RandomState,
     entries: AtomicUsize,
@@ -106,6 +125,9 @@ pub(crate) struct LocalTable {
     replica: u64,
     markers: AtomicU64,
     new_debts: AtomicBool,
+    /// How often an identity was reset: an answer that was asked for before
+    /// must not bring back what was forgotten since.
+    resets: AtomicU64,
 }
 
 impl LocalTable {
@@ -114,11 +136,12 @@ impl LocalTable {
         let shard = |index| {
             // The shards' capacities add up to the table's.
             let capacity = capacity / shards + usize::from(index < capacity % shards);
-            Mutex::new(Shard { capacity, ..Shard::default() })
+            Mutex::new(Shard::new(capacity))
         };
         let hasher = RandomState::new();
         Self {
             shards: (0..shards).map(shard).collect(),
+            overflow: Mutex::default(),
             // As random as the hasher's own keys.
             replica: hasher.hash_one("replica"),
             hasher,
@@ -126,6 +149,7 @@ impl LocalTable {
             overflowed: AtomicUsize::new(0),
             markers: AtomicU64::new(0),
             new_debts: AtomicBool::new(false),
+            resets: AtomicU64::new(0),
         }
     }
 
@@ -136,9 +160,12 @@ impl LocalTable {
         }
         let mut locked = self.lock_all(asked);
         let mut lines = ArrayVec::<Line, MAX_POLICIES>::new();
+        let mut overflow = None;
         for (asked, place) in asked.iter().zip(&locked.places) {
             let shard = &locked.guards[place.guard];
-            lines.push(shard.line(shard.position(place.hash, asked), asked, share, now));
+            let position = shard.position(place.hash, asked);
+            let shared = self.shared(&mut overflow, shard, position, asked.policy, now);
+            lines.push(shard.line(position, shared, asked, share, now));
         }
         let before: ArrayVec<State, MAX_POLICIES> = lines.iter().map(|line| line.state).collect();
         let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
@@ -147,10 +174,12 @@ impl LocalTable {
         for (i, asked) in asked.iter().enumerate() {
             let Place { guard, hash } = locked.places[i];
             let change = Change::new(before[i], lines[i].state, &outcomes[i], now);
-            answers.push(Answer { limit: lines[i].rule.limit, outcome: outcomes[i] });
+            answers.push(Answer::new(asked, lines[i].rule.limit, outcomes[i]));
             // Looked up again: making room for the one before may have moved it.
             let position = locked.guards[guard].position(hash, asked);
-            locked.guards[guard].keep(position, hash, asked, change, charged, self);
+            if !locked.guards[guard].keep(position, hash, asked, change, charged, self) {
+                self.share_out(&mut overflow, asked.policy, change);
+            }
         }
         answers
     }
@@ -159,33 +188,76 @@ impl LocalTable {
     fn check_one(&self, asked: &Asked<'_>, share: Share, charged: Charged, now: Millis) -> Answer {
         let (hash, mut shard) = self.lock(asked);
         let position = shard.position(hash, asked);
-        let mut lines = [shard.line(position, asked, share, now)];
+        let mut overflow = None;
+        let shared = self.shared(&mut overflow, &shard, position, asked.policy, now);
+        let mut lines = [shard.line(position, shared, asked, share, now)];
         let (before, limit) = (lines[0].state, lines[0].rule.limit);
         // Replaced by the one outcome of the one line.
         let mut outcome = algorithm::peek(&asked.rule, State::Idle, now);
         algorithm::step(&mut lines, now, |only| outcome = only);
         let change = Change::new(before, lines[0].state, &outcome, now);
-        shard.keep(position, hash, asked, change, charged, self);
-        Answer { limit, outcome }
+        if !shard.keep(position, hash, asked, change, charged, self) {
+            self.share_out(&mut overflow, asked.policy, change);
+        }
+        Answer::new(asked, limit, outcome)
+    }
+
+    /// What a newcomer shares with others, if there is no room for it. Keeps the
+    /// lock, for it is written after the check.
+    fn shared<'a>(
+        &'a self,
+        overflow: &mut Option<Overflow<'a>>,
+        shard: &Shard,
+        position: Option<usize>,
+        policy: PolicyId,
+        now: Millis,
+    ) -> State {
+        if position.is_some() || !shard.must_overflow(now) {
+            return State::Idle;
+        }
+        let overflow = overflow.get_or_insert_with(|| self.lock_overflow());
+        overflow.get(&policy).copied().unwrap_or_default()
+    }
+
+    fn share_out<'a>(&'a self, overflow: &mut Option<Overflow<'a>>, policy: PolicyId, change: Change) {
+        let overflow = overflow.get_or_insert_with(|| self.lock_overflow());
+        overflow.retain(|_, state| state.at(change.now) != State::Idle);
+        overflow.insert(policy, change.state);
+        self.overflowed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn lock_overflow(&self) -> Overflow<'_> {
+        self.overflow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The numbers of one identity, without a check.
     pub(crate) fn peek(&self, asked: &Asked<'_>, share: Share, now: Millis) -> Answer {
         let (hash, shard) = self.lock(asked);
-        let Line { rule, state, .. } = shard.line(shard.position(hash, asked), asked, share, now);
+        let position = shard.position(hash, asked);
+        let shared = self.shared(&mut None, &shard, position, asked.policy, now);
+        let Line { rule, state, .. } = shard.line(position, shared, asked, share, now);
         Answer { limit: rule.limit, outcome: algorithm::peek(&rule, state, now) }
     }
 
     /// Forgets one identity under one policy.
     pub(crate) fn reset(&self, asked: &Asked<'_>) {
         let (hash, mut shard) = self.lock(asked);
+        self.resets.fetch_add(1, Ordering::Relaxed);
         shard.forget(hash, asked, self);
+    }
+
+    /// How often an identity was reset, to be read before Redis is asked.
+    pub(crate) fn resets(&self) -> u64 {
+        self.resets.load(Ordering::Relaxed)
     }
 
     /// Takes over what Redis has just answered on its connection of that
     /// number: the state after the check, and whether Redis refused.
     pub(crate) fn mirror(&self, asked: &Asked<'_>, said: Said, now: Millis) {
         let (hash, mut shard) = self.lock(asked);
+        if self.resets() != said.resets {
+            return;
+        }
         let position = shard.position(hash, asked);
         let known = position.map_or_else(Known::default, |position| shard.slots[position].known(now));
         let merged = known.merge(&said, asked.rule.window, now);
@@ -260,6 +332,14 @@ impl LocalTable {
         (debtors, None)
     }
 
+    /// Whether anything was charged here that Redis has not acknowledged.
+    pub(crate) fn owes(&self, now: Millis) -> bool {
+        self.shards.iter().any(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.slots.iter().any(|(_, slot)| slot.owes(now))
+        })
+    }
+
     fn marker(&self) -> Marker {
         Marker(self.replica, self.markers.fetch_add(1, Ordering::Relaxed))
     }
@@ -330,6 +410,8 @@ impl LocalTable {
     }
 }
 
+type Overflow<'a> = MutexGuard<'a, HashMap<PolicyId, State>>;
+
 struct Locked<'a> {
     guards: ArrayVec<MutexGuard<'a, Shard>, MAX_POLICIES>,
     /// One for each policy asked.
@@ -340,390 +422,6 @@ struct Locked<'a> {
 struct Place {
     guard: usize,
     hash: u64,
-}
-
-/// Who goes first when a shard is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
-    /// Something is left: losing it gives its client some budget back.
-    Open,
-    /// Used up: losing it gives a whole budget back.
-    UsedUp,
-    /// Refused or blocked: stays.
-    Refused,
-}
-
-impl Rank {
-    const ALL: [Self; 3] = [Self::Open, Self::UsedUp, Self::Refused];
-
-    fn after(outcome: &Outcome) -> Self {
-        if outcome.blocked || matches!(outcome.refusal, Some(Refusal::Limit | Refusal::Blocked)) {
-            Self::Refused
-        } else if outcome.remaining == 0 {
-            Self::UsedUp
-        } else {
-            Self::Open
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Change {
-    state: State,
-    rank: Rank,
-    now: Millis,
-    /// By how much the count has grown.
-    added: u64,
-}
-
-impl Change {
-    fn new(before: State, state: State, outcome: &Outcome, now: Millis) -> Self {
-        let added = match (before, state) {
-            (State::Counting { count: before, .. }, State::Counting { count, .. }) => count - before,
-            (State::Idle, State::Counting { count, .. }) => count,
-            _ => 0,
-        };
-        Self { state, rank: Rank::after(outcome), now, added }
-    }
-}
-
-#[derive(Debug)]
-struct Slot {
-    policy: u32,
-    key: CompactString,
-    hash: u64,
-    state: State,
-    first_len: u8,
-    /// The count as of the last answer of Redis, in the window that is open.
-    told: Option<u64>,
-    /// The connection on which it was told, 0 for none. Redis may have lost
-    /// what it told on another one.
-    told_by: u64,
-    /// At least so much is counted in this window: what was told, and charges
-    /// of unknown outcome. Telling Redis twice does no harm.
-    floor: u64,
-    /// Charges that surely never reached Redis. They come on top of the floor,
-    /// and must be added once.
-    delta: u64,
-    /// Names the delta once it has been sent. It is not changed from then on
-    /// until Redis has acknowledged it.
-    sent_as: Option<Marker>,
-    /// Whether Redis has refused in this state.
-    denied: bool,
-    rank: Rank,
-    /// The end under which the slot stands in `Shard::queue`.
-    end: Millis,
-}
-
-impl Slot {
-    /// What an end of the window or a block makes meaningless.
-    fn forget_window(&mut self) {
-        self.told = None;
-        self.told_by = 0;
-        (self.floor, self.delta, self.sent_as) = (0, 0, None);
-    }
-
-    fn known(&self, now: Millis) -> Known {
-        let state = self.state.at(now);
-        match state {
-            State::Idle => Known::default(),
-            _ => Known { state, told: self.told, floor: self.floor, delta: self.delta },
-        }
-    }
-
-    /// Remembers for Redis what was charged here.
-    fn charged(&mut self, added: u64, charged: Charged) {
-        match charged {
-            Charged::Here => {}
-            Charged::Unsent if self.sent_as.is_none() => self.delta += added,
-            Charged::Unsent | Charged::Unknown => self.floor += added,
-        }
-    }
-
-    fn debt(&mut self, generation: u64, now: Millis, marker: impl FnOnce() -> Marker) -> Option<Debt> {
-        let state = self.state.at(now);
-        let end = state.end()?;
-        let is_even = self.delta == 0 && self.floor <= self.told.unwrap_or(0);
-        if is_even && self.told_by == generation {
-            return None;
-        }
-        if self.delta > 0 && self.sent_as.is_none() {
-            self.sent_as = Some(marker());
-        }
-        let blocked = matches!(state, State::Blocked { .. });
-        Some(Debt { marker: self.sent_as, floor: self.floor, delta: self.delta, left: end - now, blocked })
-    }
-
-    fn paid(&mut self, marker: Option<Marker>, generation: u64) {
-        if marker.is_some() && self.sent_as == marker {
-            // From now on it is part of what Redis has counted.
-            self.floor += std::mem::take(&mut self.delta);
-            self.sent_as = None;
-        }
-        self.told_by = generation;
-    }
-}
-
-/// Names one debt of one process, for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Marker(u64, u64);
-
-impl std::fmt::Display for Marker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:x}.{:x}", self.0, self.1)
-    }
-}
-
-/// What Redis must be told of one identity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Debt {
-    /// `None`: there is no delta.
-    pub(crate) marker: Option<Marker>,
-    /// At least so much is counted in this window.
-    pub(crate) floor: u64,
-    /// And so much comes on top.
-    pub(crate) delta: u64,
-    pub(crate) left: Millis,
-    pub(crate) blocked: bool,
-}
-
-/// A debt, and whose it is.
-#[derive(Debug)]
-pub(crate) struct Debtor {
-    pub(crate) policy: u32,
-    pub(crate) key: CompactString,
-    pub(crate) first_len: u8,
-    pub(crate) debt: Debt,
-}
-
-/// What Redis has said of one identity.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Said {
-    /// After the check.
-    pub(crate) state: State,
-    /// What the check has added to it, unless that was counted here already.
-    pub(crate) charged: u64,
-    pub(crate) refused: bool,
-    /// The connection that it came by.
-    pub(crate) generation: u64,
-}
-
-enum Stored<'a> {
-    In(&'a mut Slot),
-    /// An idle state needs no slot.
-    Nothing,
-    NoRoom,
-}
-
-#[derive(Debug, Default)]
-struct Shard {
-    slots: Slab<Slot>,
-    /// Positions in `slots`, found by hash.
-    index: HashTable<usize>,
-    /// Every slot once, in the order in which slots may go.
-    queue: BTreeSet<(Rank, Millis, usize)>,
-    /// What newcomers share, by policy, while all slots are refused ones.
-    overflow: HashMap<u32, State>,
-    capacity: usize,
-}
-
-impl Shard {
-    fn position(&self, hash: u64, asked: &Asked<'_>) -> Option<usize> {
-        let same = |&position: &usize| {
-            let slot = &self.slots[position];
-            slot.policy == asked.policy && slot.key == asked.key
-        };
-        self.index.find(hash, same).copied()
-    }
-
-    /// One policy's part in a check: what is known, and the limit in force.
-    fn line(&self, position: Option<usize>, asked: &Asked<'_>, share: Share, now: Millis) -> Line {
-        let (state, told) = match position {
-            Some(position) => (self.slots[position].state.at(now), self.slots[position].told),
-            None if self.must_overflow(now) => {
-                (self.overflow.get(&asked.policy).copied().unwrap_or_default().at(now), None)
-            }
-            None => (State::Idle, None),
-        };
-        // What Redis said of a window that is over does not count.
-        let told = told.filter(|_| state != State::Idle);
-        let rule = Rule { limit: share.limit(asked.rule.limit, told), ..asked.rule };
-        Line { rule, cost: asked.cost, state }
-    }
-
-    /// Stores a state after a check; with no room, in what newcomers share.
-    fn keep(
-        &mut self,
-        position: Option<usize>,
-        hash: u64,
-        asked: &Asked<'_>,
-        change: Change,
-        charged: Charged,
-        table: &LocalTable,
-    ) {
-        match self.store(position, hash, asked, change, table) {
-            Stored::In(slot) => {
-                slot.charged(change.added, charged);
-                if charged != Charged::Here {
-                    table.remember_debts();
-                }
-            }
-            Stored::Nothing => {}
-            Stored::NoRoom => {
-                self.overflow.insert(asked.policy, change.state);
-                table.overflowed.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Writes a state into its slot, or into a new one.
-    fn store(
-        &mut self,
-        position: Option<usize>,
-        hash: u64,
-        asked: &Asked<'_>,
-        change: Change,
-        table: &LocalTable,
-    ) -> Stored<'_> {
-        let end = change.state.end();
-        if let Some(position) = position {
-            let slot = &mut self.slots[position];
-            if slot.state.at(change.now) == State::Idle {
-                // Another window: what Redis said of the last one is over.
-                slot.forget_window();
-                slot.denied = false;
-            } else if matches!(change.state, State::Blocked { .. }) && slot.state != change.state {
-                // Redis is to be told of the block, the counts are over.
-                slot.forget_window();
-            }
-            slot.state = change.state;
-            // An ended slot keeps its place and is swept from there.
-            let end = end.unwrap_or(slot.end);
-            if (slot.rank, slot.end) != (change.rank, end) {
-                self.queue.remove(&(slot.rank, slot.end, position));
-                (slot.rank, slot.end) = (change.rank, end);
-                self.queue.insert((change.rank, end, position));
-            }
-            return Stored::In(&mut self.slots[position]);
-        }
-        let Some(end) = end else {
-            return Stored::Nothing;
-        };
-        self.sweep(SWEPT_PER_INSERT, change.now, table);
-        if !self.make_room(table) {
-            return Stored::NoRoom;
-        }
-        let position = self.slots.insert(Slot {
-            policy: asked.policy,
-            key: CompactString::from(asked.key),
-            hash,
-            state: change.state,
-            first_len: asked.first_len,
-            told: None,
-            told_by: 0,
-            floor: 0,
-            delta: 0,
-            sent_as: None,
-            denied: false,
-            rank: change.rank,
-            end,
-        });
-        let slots = &self.slots;
-        self.index.insert_unique(hash, position, |&position| slots[position].hash);
-        self.queue.insert((change.rank, end, position));
-        table.entries.fetch_add(1, Ordering::Relaxed);
-        Stored::In(&mut self.slots[position])
-    }
-
-    fn forget(&mut self, hash: u64, asked: &Asked<'_>, table: &LocalTable) {
-        if let Some(position) = self.position(hash, asked) {
-            self.remove(position, table);
-        }
-    }
-
-    /// Whether a newcomer would find no room.
-    fn must_overflow(&self, now: Millis) -> bool {
-        self.slots.len() >= self.capacity
-            && self.queue.first().is_none_or(|&(rank, end, _)| rank == Rank::Refused && now < end)
-    }
-
-    fn make_room(&mut self, table: &LocalTable) -> bool {
-        if self.slots.len() < self.capacity {
-            return true;
-        }
-        match self.queue.first() {
-            Some(&(rank, _, position)) if rank < Rank::Refused => {
-                self.remove(position, table);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    fn sweep(&mut self, at_most: usize, now: Millis, table: &LocalTable) {
-        let mut left = at_most;
-        for rank in Rank::ALL {
-            while left > 0
-                && let Some(&(_, end, position)) = self.queue.range((rank, 0, 0)..).next()
-                && self.slots[position].rank == rank
-                && end <= now
-            {
-                self.remove(position, table);
-                left -= 1;
-            }
-        }
-        self.overflow.retain(|_, state| state.at(now) != State::Idle);
-    }
-
-    fn remove(&mut self, position: usize, table: &LocalTable) {
-        let slot = self.slots.remove(position);
-        self.queue.remove(&(slot.rank, slot.end, position));
-        if let Ok(entry) = self.index.find_entry(slot.hash, |&other| other == position) {
-            entry.remove();
-        }
-        table.entries.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// What is known of an identity when Redis answers, or then.
-#[derive(Clone, Copy, Debug, Default)]
-struct Known {
-    state: State,
-    told: Option<u64>,
-    floor: u64,
-    delta: u64,
-}
-
-impl Known {
-    /// What is known after Redis has answered. Two answers may be mirrored in
-    /// the other order than Redis gave them, so within one window the larger
-    /// count is the later one, and a running block stands.
-    fn merge(self, said: &Said, window: Millis, now: Millis) -> Self {
-        let blocked = |until| Self { state: State::Blocked { until }, ..Self::default() };
-        match (self.state, said.state.at(now)) {
-            (State::Counting { end, .. }, State::Counting { count, end: said_end }) => {
-                // Another window would end about a whole window later.
-                let is_same = said_end < end.saturating_add(window / 2);
-                let (told, floor, end) = if is_same {
-                    // What Redis has counted now comes on top of a floor that it
-                    // has not reached.
-                    let told = self.told.unwrap_or(0);
-                    let charged = if self.floor > told { said.charged } else { 0 };
-                    (count.max(told), self.floor.saturating_add(charged).max(count), said_end.max(end))
-                } else {
-                    (count, count, said_end)
-                };
-                let count = floor.max(told).saturating_add(self.delta);
-                Self { state: State::Counting { count, end }, told: Some(told), floor, delta: self.delta }
-            }
-            (State::Blocked { until }, State::Blocked { until: said }) => blocked(until.max(said)),
-            (State::Blocked { until }, _) | (_, State::Blocked { until }) => blocked(until),
-            (_, State::Counting { count, end }) => {
-                Self { state: State::Counting { count, end }, told: Some(count), floor: count, delta: 0 }
-            }
-            (_, State::Idle) => Self::default(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,14 @@
 //! [`StoreError`], and the limiter decides.
 
 mod event;
+#[cfg(feature = "redis")]
+mod health;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
 pub use self::event::{StoreError, StoreErrorKind, StoreEvent};
+#[cfg(feature = "redis")]
+pub(crate) use self::health::HealthRecord;
+#[cfg(feature = "redis")]
+pub use self::health::{Health, StoreState};

@@ -6,6 +6,7 @@ use axum::{Router, routing};
 use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::request::Builder;
 use http::{HeaderName, Method};
+use tower::ServiceExt as _;
 use tower_http::cors::CorsLayer;
 use tower_ratelimit::response::EXPOSED_HEADERS;
 use tower_ratelimit::{Rate, RateLimitLayer};
@@ -93,4 +94,21 @@ async fn o_hdr_9_browsers_may_read_every_header_that_occurs() {
     }
     let listed: BTreeSet<_> = EXPOSED_HEADERS.iter().map(|name| name.as_str().to_owned()).collect();
     assert_eq!(occurred, listed, "nothing is listed that never occurs");
+}
+
+/// The order that puts CORS headers on a 429, in one builder: tower-http wants
+/// a default body to answer preflights with.
+#[tokio::test]
+async fn o_hdr_7_cors_stands_outside_the_limiter_in_one_service_builder() {
+    let stack = tower::ServiceBuilder::new()
+        .layer(CorsLayer::permissive())
+        .layer(RateLimitLayer::per_ip(Rate::per_minute(1)));
+    let app: Router = Router::new().route("/", routing::get(async || "hello")).layer(stack);
+    for expected in [200, 429] {
+        let request =
+            from("203.0.113.9").header("origin", "https://a.example").body(axum::body::Body::empty());
+        let response = app.clone().oneshot(request.unwrap()).await.unwrap();
+        assert_eq!(response.status(), expected);
+        assert!(response.headers().contains_key("access-control-allow-origin"), "{expected}");
+    }
 }

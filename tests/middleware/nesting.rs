@@ -1,7 +1,7 @@
 //! Several layers around one request, and several policies in one layer.
 
 use axum::{Router, routing};
-use tower::Layer as _;
+use tower::{Layer as _, ServiceExt as _};
 use tower_ratelimit::identity::{Constant, Header};
 use tower_ratelimit::middleware::{Missing, RateLimitLayerBuilder};
 use tower_ratelimit::{Key, Policy, Rate, RateLimitLayer, RateLimiter};
@@ -252,4 +252,18 @@ async fn the_decision_that_outer_layers_read_is_the_one_that_the_client_sees() {
             assert_eq!((decision.policy(), decision.is_allowed()), ("tight", allowed));
         }
     }
+}
+
+/// Whoever builds a layer for each connection must not sell a new budget with
+/// each.
+#[tokio::test]
+async fn a_policy_that_nobody_held_for_a_moment_has_its_counters_still() {
+    let limiter = RateLimiter::memory();
+    for (connection, expected) in [200, 200, 429, 429].into_iter().enumerate() {
+        let layer = RateLimitLayer::builder(limiter.clone()).policy(fixed(2, secs(60))).build().unwrap();
+        let service = layer.layer(Handler::new());
+        let response = service.oneshot(from("203.0.113.9").body(()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), expected, "{connection}");
+    }
+    assert_eq!(limiter.local_entries(), 1);
 }

@@ -287,11 +287,11 @@ async fn a_cost_that_never_fits_keeps_the_others_from_blocking(limiter: RateLimi
 }
 
 async fn one_identity_is_charged_once_in_a_check(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 5, 60_000)).unwrap();
+    let http = limiter.policy(fixed("http", 9, 60_000)).unwrap();
     let charge = || Charge::new(&http, who("ann"));
-    assert_eq!(limiter.check([charge(), charge(), charge()]).await.used(), 1);
+    assert_eq!(limiter.check([charge(), charge().cost(0), charge().cost(2)]).await.used(), 3, "of their sum");
     let two = limiter.check([charge(), Charge::new(&http, who("bob"))]).await;
-    assert_eq!(two.used(), 2, "two identities under one policy are two");
+    assert_eq!(two.used(), 4, "two identities under one policy are two");
     assert_eq!(limiter.peek(&http, &who("bob")).await.used(), 1);
 }
 

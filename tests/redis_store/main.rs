@@ -14,6 +14,7 @@ mod concurrency;
 mod conformance;
 mod deadline;
 mod deny_cache;
+mod failure_choice;
 mod foreign_values;
 mod key_layout;
 mod outage;

@@ -11,8 +11,8 @@ use tower_ratelimit::observe::Observer;
 use tower_ratelimit::store::StoreErrorKind;
 use tower_ratelimit::{RateLimitLayer, Refusal, Source};
 
-use crate::setup::{Redis, connect, eventually, fixed, hit, hit_for, ms, request_from, who};
-use crate::support::{Logs, RedisServer};
+use crate::setup::{Redis, builder, connect, eventually, fixed, hit, hit_for, ms, request_from, who};
+use crate::support::{Logs, Mode, Proxy, RedisServer};
 
 /// Why checks have fallen back.
 #[derive(Clone, Default)]
@@ -290,4 +290,85 @@ async fn a_server_without_the_newer_protocol_is_spoken_to_in_the_older_one() {
         let decision = hit(&limiter, &http, "ann").await;
         assert_eq!((decision.is_allowed(), decision.source()), (allowed, Source::Redis));
     }
+}
+
+/// Clients that leave before the deadline must not hide that nobody answers.
+#[tokio::test]
+async fn a_redis_that_hangs_is_dropped_even_if_nobody_waits_for_the_deadline() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.server.addr()).await;
+    let limiter = builder(proxy.url()).namespace(&redis.namespace).deadline(ms(150)).build().unwrap();
+    connect(&limiter).await;
+    let http = limiter.policy(fixed("http", 1_000, 60_000)).unwrap();
+    proxy.set_mode(Mode::Hold);
+    let started = Instant::now();
+    while limiter.is_connected() {
+        let _ = tokio::time::timeout(ms(50), hit(&limiter, &http, "ann")).await;
+        assert!(started.elapsed() < ms(3_000), "it is never given up");
+    }
+    assert!(started.elapsed() >= ms(3 * 150), "three deadlines have passed");
+    assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Local);
+}
+
+/// An observer that asks the limiter something does not lock it up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_observer_may_ask_back() {
+    #[derive(Clone, Default)]
+    struct AsksBack(Arc<std::sync::OnceLock<(tower_ratelimit::RateLimiter, tower_ratelimit::PolicyHandle)>>);
+
+    impl Observer for AsksBack {
+        fn store(&self, event: &tower_ratelimit::store::StoreEvent<'_>) {
+            let (tower_ratelimit::store::StoreEvent::Connected { .. }, Some((limiter, http))) =
+                (event, self.0.get())
+            else {
+                return;
+            };
+            tokio::task::block_in_place(|| {
+                let _ = tokio::runtime::Handle::current().block_on(hit(limiter, http, "observer"));
+            });
+        }
+    }
+
+    let mut redis = Redis::start();
+    let observer = AsksBack::default();
+    let limiter = redis.builder().deadline(ms(100)).observer(observer.clone()).build().unwrap();
+    let http = limiter.policy(fixed("http", 1_000, 60_000)).unwrap();
+    observer.0.set((limiter.clone(), http.clone())).ok().unwrap();
+    for _ in 0..3 {
+        connect(&limiter).await;
+        redis.server.kill();
+        eventually("the loss is noticed", || !limiter.is_connected()).await;
+        redis.server.restart();
+    }
+    eventually("it is back", || limiter.is_connected()).await;
+    assert!(hit(&limiter, &http, "ann").await.is_allowed());
+}
+
+#[tokio::test]
+async fn an_answer_from_before_a_reset_does_not_bring_the_block_back() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.server.addr()).await;
+    let limiter = builder(proxy.url()).namespace(&redis.namespace).build().unwrap();
+    connect(&limiter).await;
+    let login = limiter.policy(fixed("login", 1, 60_000).block_for(ms(3_600_000))).unwrap();
+    let elsewhere = redis.limiter();
+    let there = elsewhere.policy(fixed("login", 1, 60_000).block_for(ms(3_600_000))).unwrap();
+    for allowed in [true, false] {
+        assert_eq!(hit(&elsewhere, &there, "ann").await.is_allowed(), allowed);
+    }
+    proxy.set_mode(Mode::Hold);
+    let asked = {
+        let (limiter, login) = (limiter.clone(), login.clone());
+        tokio::spawn(async move { hit(&limiter, &login, "ann").await })
+    };
+    tokio::time::sleep(ms(50)).await;
+    let ann = who("ann");
+    let forget = limiter.reset(&login, &ann);
+    let release = async {
+        tokio::time::sleep(ms(50)).await;
+        proxy.set_mode(Mode::Forward);
+    };
+    tokio::join!(forget, release).0.unwrap();
+    assert!(!asked.await.unwrap().is_allowed(), "it was blocked when it asked");
+    assert!(hit(&limiter, &login, "ann").await.is_allowed(), "and is not any more");
 }

@@ -34,6 +34,11 @@ pub enum Mode {
     /// of reply, then closes the connection. With 0 the request is carried
     /// out and its answer lost.
     CutReplyAfter(usize),
+    /// The same, but the connection is reset.
+    ResetReplyAfter(usize),
+    /// The same, but the connection stays open and nothing more is heard of it
+    /// until the mode changes, when it is closed.
+    SilentReplyAfter(usize),
     /// New connections are reset at once, open ones go on.
     RefuseNew,
     /// New and open connections are reset at once.
@@ -53,7 +58,7 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a loopback port");
         let addr = listener.local_addr().expect("its address");
-        let control = watch::Sender::new(Control { mode: Mode::Forward, target, generation: 0 });
+        let control = watch::Sender::new(Control { mode: Mode::Forward, target, generation: 0, stranded: 0 });
         let counts = Arc::new(Counts::default());
         let task = tokio::spawn(accept(listener, control.subscribe(), Arc::clone(&counts)));
         Self { addr, control, counts, task }
@@ -83,6 +88,12 @@ impl Proxy {
     /// Resets the open connections once, whatever the mode.
     pub fn drop_connections(&self) {
         self.control.send_modify(|control| control.generation += 1);
+    }
+
+    /// The open connections go silent for good, whatever the mode, as after a
+    /// network that has forgotten them. New ones are as the mode has it.
+    pub fn strand_connections(&self) {
+        self.control.send_modify(|control| control.stranded += 1);
     }
 
     /// Connections accepted so far, refused ones included.
@@ -116,6 +127,8 @@ struct Control {
     target: SocketAddr,
     /// A connection lives only as long as the generation it was accepted in.
     generation: u64,
+    /// It goes silent when this grows.
+    stranded: u64,
 }
 
 #[derive(Default)]
@@ -160,11 +173,21 @@ async fn accept(listener: TcpListener, control: watch::Receiver<Control>, counts
     }
 }
 
+/// What becomes of a connection after a piece of reply.
+enum After {
+    GoOn,
+    Close,
+    Reset,
+    /// As long as this mode lasts.
+    Silence(Mode),
+}
+
 /// One client, and how far its conversation has got.
 struct Connection {
     client: TcpStream,
     control: watch::Receiver<Control>,
     generation: u64,
+    stranded: u64,
     /// A request has passed and no reply since.
     asked: bool,
     /// Replies on their way, each with the time at which it is due.
@@ -174,13 +197,13 @@ struct Connection {
 
 impl Connection {
     fn new(client: TcpStream, control: watch::Receiver<Control>, open: Open) -> Self {
-        let generation = control.borrow().generation;
-        Self { client, control, generation, asked: false, late: VecDeque::new(), open }
+        let Control { generation, stranded, .. } = *control.borrow();
+        Self { client, control, generation, stranded, asked: false, late: VecDeque::new(), open }
     }
 
     async fn run(mut self) -> io::Result<()> {
         if self.mode() == Mode::Swallow {
-            return self.swallow().await;
+            return self.silence(Mode::Swallow).await;
         }
         let target = self.control.borrow().target;
         let mut server = TcpStream::connect(target).await?;
@@ -196,8 +219,11 @@ impl Connection {
                 reset(self.client);
                 return Ok(());
             }
+            if self.control.borrow().stranded != self.stranded {
+                return self.rest().await;
+            }
             if mode == Mode::Swallow {
-                return self.swallow().await;
+                return self.silence(Mode::Swallow).await;
             }
             // What nobody reads waits in the kernel.
             let flows = mode != Mode::Hold;
@@ -217,8 +243,15 @@ impl Connection {
                 read = server.read(&mut reply), if flows && server_open => {
                     match read? {
                         0 => server_open = false,
-                        n if self.pass_reply(&reply[..n]).await? => {}
-                        _ => return Ok(()),
+                        n => match self.pass_reply(&reply[..n]).await? {
+                            After::GoOn => {}
+                            After::Close => return Ok(()),
+                            After::Reset => {
+                                reset(self.client);
+                                return Ok(());
+                            }
+                            After::Silence(mode) => return self.silence(mode).await,
+                        },
                     }
                 }
             }
@@ -238,14 +271,20 @@ impl Connection {
         server.write_all(bytes).await
     }
 
-    /// Answers whether the connection goes on.
-    async fn pass_reply(&mut self, bytes: &[u8]) -> io::Result<bool> {
+    async fn pass_reply(&mut self, bytes: &[u8]) -> io::Result<After> {
         self.asked = false;
-        match self.mode() {
-            Mode::CutReplyAfter(n) => {
+        let mode = self.mode();
+        match mode {
+            Mode::CutReplyAfter(n) | Mode::ResetReplyAfter(n) | Mode::SilentReplyAfter(n) => {
                 self.client.write_all(&bytes[..n.min(bytes.len())]).await?;
-                self.client.shutdown().await?;
-                return Ok(false);
+                return Ok(match mode {
+                    Mode::ResetReplyAfter(_) => After::Reset,
+                    Mode::SilentReplyAfter(_) => After::Silence(mode),
+                    _ => {
+                        self.client.shutdown().await?;
+                        After::Close
+                    }
+                });
             }
             Mode::Swallow => {}
             Mode::Delay(delay) => self.late.push_back((Instant::now() + delay, bytes.to_vec())),
@@ -253,7 +292,7 @@ impl Connection {
             _ if !self.late.is_empty() => self.late.push_back((Instant::now(), bytes.to_vec())),
             _ => self.client.write_all(bytes).await?,
         }
-        Ok(true)
+        Ok(After::GoOn)
     }
 
     async fn send_late(&mut self) -> io::Result<()> {
@@ -263,10 +302,10 @@ impl Connection {
         }
     }
 
-    /// Reads into nothing until the mode changes or the client leaves.
-    async fn swallow(mut self) -> io::Result<()> {
+    /// Reads into nothing until the mode is another one or the client leaves.
+    async fn silence(mut self, mode: Mode) -> io::Result<()> {
         let mut nowhere = vec![0; 16 * 1024];
-        while self.mode() == Mode::Swallow && self.control.borrow().generation == self.generation {
+        while self.mode() == mode && self.control.borrow().generation == self.generation {
             tokio::select! {
                 changed = self.control.changed() => changed.map_err(io::Error::other)?,
                 read = self.client.read(&mut nowhere) => {
@@ -277,6 +316,13 @@ impl Connection {
             }
         }
         reset(self.client);
+        Ok(())
+    }
+
+    /// Reads into nothing until the client leaves.
+    async fn rest(mut self) -> io::Result<()> {
+        let mut nowhere = vec![0; 16 * 1024];
+        while self.client.read(&mut nowhere).await? > 0 {}
         Ok(())
     }
 

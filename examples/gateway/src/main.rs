@@ -67,6 +67,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     }
     let exporter = metrics::install()?;
     let limits = limits::build(&settings)?;
+    let limiter = limits.layer.limiter().clone();
     let app = routes::app(limits, exporter, settings.cors_origins);
 
     // Before anyone can know that we are here.
@@ -75,5 +76,9 @@ async fn run() -> Result<(), Box<dyn Error>> {
         .await
         .map_err(|error| format!("LISTEN: cannot listen on {}: {error}", settings.listen))?;
     writeln!(io::stdout(), "listening on http://{}", listener.local_addr()?)?;
-    Ok(shutdown::serve(listener, app, stop).await?)
+    shutdown::serve(listener, app, stop).await?;
+    if let Err(error) = limiter.shutdown(shutdown::PAY).await {
+        tracing::warn!("some of what was counted without Redis is lost: {error}");
+    }
+    Ok(())
 }

@@ -12,6 +12,9 @@ use tokio::sync::oneshot;
 /// A client that does not take its answer must not keep the process.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// What was counted while Redis was gone is still paid, if Redis is back.
+pub(crate) const PAY: Duration = Duration::from_secs(1);
+
 /// Serves until `stop`, then drains for at most ten seconds.
 pub(crate) async fn serve(
     listener: TcpListener,

@@ -8,7 +8,7 @@ fn asked(key: &str, rule: Rule) -> Asked<'_> {
 }
 
 fn said(state: State, refused: bool) -> Said {
-    Said { state, charged: 0, refused, generation: 1 }
+    Said { state, charged: 0, refused, generation: 1, resets: 0 }
 }
 
 fn check(table: &LocalTable, asked: Asked<'_>, now: Millis) -> Outcome {
@@ -102,6 +102,29 @@ fn when_all_are_refused_newcomers_share_one_bucket() {
     assert_eq!(table.overflowed(), 2);
     assert_eq!(check(&table, asked("a", once), 2).refusal, Some(Refusal::Limit), "and nobody was freed");
     assert_eq!(check(&table, asked("d", once), 1_000).refusal, None, "room again when the windows end");
+}
+
+#[test]
+fn newcomers_of_all_shards_share_one_bucket() {
+    let table = LocalTable::new(4 * MIN_SHARD);
+    let once = Rule { limit: 1, ..RULE };
+    let mut refused = 0;
+    // More than fit, so that every shard is full of refused ones.
+    for i in 0..16 * MIN_SHARD {
+        let key = i.to_string();
+        check(&table, asked(&key, once), 0);
+        refused += usize::from(check(&table, asked(&key, once), 0).refusal.is_some());
+    }
+    assert!(refused > 4 * MIN_SHARD);
+    let wide = Rule { limit: 5, ..RULE };
+    let newcomers = (0..200).filter(|i| {
+        let key = format!("new{i}");
+        table.check(&[Asked { policy: 9, ..asked(&key, wide) }], Share::WHOLE, Charged::Here, 1)[0]
+            .outcome
+            .refusal
+            .is_none()
+    });
+    assert_eq!(newcomers.count(), 5);
 }
 
 #[test]

@@ -97,14 +97,17 @@ struct Shared<P> {
     misses: Mutex<Misses>,
     generations: AtomicU64,
     told: Mutex<Told>,
-    events: Events,
+    /// The connection on which a misconfiguration was told of.
+    complained: AtomicU64,
+    news: News,
     probe: P,
 }
 
 #[derive(Default)]
 struct Misses {
     in_a_row: u32,
-    last: Option<Instant>,
+    /// Since when something was asked and nothing answered, or the last miss.
+    silent_since: Option<Instant>,
 }
 
 impl<P: Probe> Link<P> {
@@ -128,7 +131,8 @@ impl<P: Probe> Link<P> {
             misses: Mutex::default(),
             generations: AtomicU64::new(0),
             told: Mutex::default(),
-            events,
+            complained: AtomicU64::new(0),
+            news: News { events, queue: Mutex::default(), telling: Mutex::default() },
             probe,
         };
         Ok(Self { shared: Arc::new(shared), supervisor: Mutex::new(None) })
@@ -173,30 +177,47 @@ impl<P: Probe> Link<P> {
         }
     }
 
-    /// A check has waited for the very first attempt until its deadline. After
-    /// as many misses as cost a connection nobody waits for that either.
-    pub(super) fn missed_first(&self) {
+    /// Until another connection than that one is up, or the limiter is gone.
+    pub(super) fn superseded(&self, generation: u64) -> impl Future<Output = ()> + Send + use<P> {
+        let mut changes = self.shared.state.subscribe();
+        async move {
+            let another = |state: &State| matches!(state, State::Up(live) if live.generation != generation);
+            let _ = changes.wait_for(another).await;
+        }
+    }
+
+    /// A check is about to ask, or has given up waiting for the very first
+    /// connection: after as many misses as cost a connection nobody waits for
+    /// that either.
+    pub(super) fn asks(&self) {
         if self.shared.missed() {
             self.shared.give_up_first();
+            if let Some(generation) = self.generation() {
+                self.shared.lose(generation, &StoreError::new(StoreErrorKind::Timeout));
+            }
         }
     }
 
     /// A check was answered within its deadline.
     pub(super) fn answered(&self) {
-        let mut misses = self.shared.lock_misses();
-        if misses.in_a_row > 0 {
-            *misses = Misses::default();
-        }
+        *self.shared.lock_misses() = Misses::default();
     }
 
     /// A check on this connection failed.
     pub(super) fn failed(&self, live: &Live, error: &StoreError) {
+        let is_current = self.generation() == Some(live.generation);
+        if !matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Tls) {
+            // A server that says no is there.
+            self.answered();
+        }
         let broken = match error.kind() {
-            StoreErrorKind::Timeout => self.shared.missed(),
+            StoreErrorKind::Timeout => is_current && self.shared.missed(),
             kind => error::breaks_connection(kind),
         };
         if broken {
             self.shared.lose(live.generation, error);
+        } else if error.kind().is_misconfiguration() {
+            self.shared.complain(live.generation, error);
         }
     }
 
@@ -216,14 +237,16 @@ impl<P: Probe> Link<P> {
 }
 
 impl<P> Shared<P> {
-    /// Counts a missed deadline, once per deadline period however many checks
-    /// wait in it. Answers whether it was one too many.
+    /// Counts a missed deadline if there was no answer for one: once per
+    /// deadline period, however many checks wait in it, and whether they wait
+    /// until the end or leave before. Answers whether it was one too many.
     fn missed(&self) -> bool {
         let mut misses = self.lock_misses();
         let now = Instant::now();
-        if misses.last.is_none_or(|last| now.duration_since(last) >= self.deadline) {
+        let silent_since = *misses.silent_since.get_or_insert(now);
+        if now.duration_since(silent_since) >= self.deadline {
             misses.in_a_row += 1;
-            misses.last = Some(now);
+            misses.silent_since = Some(now);
         }
         misses.in_a_row >= MISSES
     }
@@ -240,7 +263,18 @@ impl<P> Shared<P> {
         // 0 is none.
         let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
         self.state.send_replace(State::Up(Live { connection, generation, server_time }));
-        (self.events)(&StoreEvent::Connected { address: &self.address });
+        self.news.queue(Item::Connected);
+        drop(told);
+        self.news.tell(&self.address);
+    }
+
+    /// A check was refused by what somebody must mend, on a connection that is
+    /// well: told once for each.
+    fn complain(&self, generation: u64, error: &StoreError) {
+        if self.complained.swap(generation, Ordering::Relaxed) != generation {
+            self.news.queue(Item::Misconfigured(error.clone()));
+            self.news.tell(&self.address);
+        }
     }
 
     /// The first attempt has failed: those who wait for it wait no longer.
@@ -265,21 +299,23 @@ impl<P> Shared<P> {
             current
         });
         if lost {
-            self.tell_lost(&mut told, error);
+            self.queue_lost(&mut told, error);
         }
+        drop(told);
+        self.news.tell(&self.address);
     }
 
     /// An outage is told once, whoever notices it first.
-    fn tell_lost(&self, told: &mut Told, error: &StoreError) {
+    fn queue_lost(&self, told: &mut Told, error: &StoreError) {
         let news = if error.kind().is_misconfiguration() { Told::Misconfigured } else { Told::Lost };
         if *told < news {
             *told = news;
-            (self.events)(&StoreEvent::Lost { address: &self.address, error });
+            self.news.queue(Item::Lost(error.clone()));
         }
     }
 
-    /// Held while the state changes and is told, so that what was told last is
-    /// what is true.
+    /// Held while the state changes and its news is queued, so that what was
+    /// told last is what is true.
     fn lock_told(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -342,6 +378,54 @@ impl<P: Probe> Shared<P> {
     }
 }
 
+/// Tells what happens, in order and without a lock that an observer could meet:
+/// one that asks the limiter something may cause the next news itself.
+struct News {
+    events: Events,
+    queue: Mutex<VecDeque<Item>>,
+    /// Held by whoever is telling.
+    telling: Mutex<()>,
+}
+
+enum Item {
+    Connected,
+    Lost(StoreError),
+    Misconfigured(StoreError),
+}
+
+impl News {
+    fn queue(&self, item: Item) {
+        self.lock_queue().push_back(item);
+    }
+
+    /// Tells what is queued, unless somebody is at it: they tell this too.
+    fn tell(&self, address: &str) {
+        loop {
+            let Ok(telling) = self.telling.try_lock() else { return };
+            while let Some(item) = self.pop() {
+                (self.events)(&match &item {
+                    Item::Connected => StoreEvent::Connected { address },
+                    Item::Lost(error) => StoreEvent::Lost { address, error },
+                    Item::Misconfigured(error) => StoreEvent::Misconfigured { address, error },
+                });
+            }
+            drop(telling);
+            // Somebody may have queued after the last look and before the drop.
+            if self.lock_queue().is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn pop(&self) -> Option<Item> {
+        self.lock_queue().pop_front()
+    }
+
+    fn lock_queue(&self) -> MutexGuard<'_, VecDeque<Item>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// How connections are made.
 struct Dial {
     target: ConnectionInfo,
@@ -352,7 +436,10 @@ struct Dial {
 
 impl Dial {
     fn pool(&self, protocol: ProtocolVersion) -> Result<Pool, RedisError> {
-        let settings = self.target.redis_settings().clone().set_protocol(protocol);
+        // A server that is full or refuses this client says so once and closes.
+        // The client would ask for two more answers, which are about its own
+        // name, and report the end of the connection in place of the reason.
+        let settings = self.target.redis_settings().clone().set_protocol(protocol).set_skip_set_lib_name();
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             // Each check has the store's own deadline.
@@ -399,7 +486,8 @@ async fn supervise<P: Probe>(shared: OnRuntime<P>, mut state: watch::Receiver<St
             }
             Err(error) => {
                 strong.give_up_first();
-                strong.tell_lost(&mut strong.lock_told(), &error);
+                strong.queue_lost(&mut strong.lock_told(), &error);
+                strong.news.tell(&strong.address);
                 drop(strong);
                 sleep(jittered(backoff)).await;
                 backoff = (backoff * 2).min(LAST_BACKOFF);
@@ -435,7 +523,12 @@ impl<P> Drop for OnRuntime<P> {
     fn drop(&mut self) {
         if let Some(shared) = self.0.upgrade() {
             *shared.lock_misses() = Misses::default();
-            shared.state.send_replace(State::Untried);
+            let mut told = shared.lock_told();
+            if let State::Up(_) = shared.state.send_replace(State::Untried) {
+                shared.queue_lost(&mut told, &StoreError::new(StoreErrorKind::Disconnected));
+            }
+            drop(told);
+            shared.news.tell(&shared.address);
         }
     }
 }

@@ -62,7 +62,8 @@ fn known(code: &str) -> Option<StoreErrorKind> {
         "OOM" => StoreErrorKind::OutOfMemory,
         "MISCONF" => StoreErrorKind::PersistenceFailed,
         "NOREPLICAS" => StoreErrorKind::NoReplicas,
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => StoreErrorKind::Auth,
+        "NOAUTH" | "WRONGPASS" => StoreErrorKind::Auth,
+        "NOPERM" => StoreErrorKind::Forbidden,
         // A redirect that a client without a cluster cannot follow.
         "CROSSSLOT" | "MOVED" | "ASK" => StoreErrorKind::CrossSlot,
         "NOPROTO" => StoreErrorKind::UnknownCommand,
@@ -78,7 +79,11 @@ fn within(detail: &str) -> StoreError {
     } else if starts("unknown command") || starts("unknown subcommand") {
         StoreErrorKind::UnknownCommand
     } else if starts("the user executing the script") || starts("operation not permitted") {
-        StoreErrorKind::Auth
+        StoreErrorKind::Forbidden
+    } else if starts("db index is out of range") || starts("invalid db index") {
+        StoreErrorKind::Database
+    } else if starts("select is not allowed in cluster") {
+        StoreErrorKind::CrossSlot
     } else if starts("error running script") {
         return inside(detail);
     } else {
@@ -92,7 +97,7 @@ fn inside(detail: &str) -> StoreError {
     let mut words = detail.split(|c: char| !c.is_ascii_alphanumeric());
     match words.find_map(|word| known(word).map(|kind| (kind, word))) {
         Some((kind, code)) => StoreError::with_code(kind, code),
-        None if detail.contains("user executing the script") => StoreError::new(StoreErrorKind::Auth),
+        None if detail.contains("user executing the script") => StoreError::new(StoreErrorKind::Forbidden),
         None => StoreError::new(StoreErrorKind::Other),
     }
 }
@@ -120,8 +125,10 @@ mod tests {
             ("unknown command 'EVALSHA', with args beginning with: ", StoreErrorKind::UnknownCommand),
             (
                 "The user executing the script can't run this command or subcommand script: f00",
-                StoreErrorKind::Auth,
+                StoreErrorKind::Forbidden,
             ),
+            ("DB index is out of range", StoreErrorKind::Database),
+            ("SELECT is not allowed in cluster mode", StoreErrorKind::CrossSlot),
             ("value is not an integer", StoreErrorKind::Other),
             ("", StoreErrorKind::Other),
         ] {
@@ -146,7 +153,7 @@ mod tests {
     #[test]
     fn redis_6_2_names_the_line_of_an_error_that_the_script_has_caught() {
         for (inside, kind) in [
-            ("The user executing the script can't run this command or subcommand", StoreErrorKind::Auth),
+            ("The user executing the script can't run this command or subcommand", StoreErrorKind::Forbidden),
             ("-MASTERDOWN Link with MASTER is down", StoreErrorKind::MasterDown),
             ("something else", StoreErrorKind::Other),
         ] {

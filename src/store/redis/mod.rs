@@ -13,6 +13,7 @@ mod tls;
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -26,7 +27,7 @@ use self::script::Script;
 pub(crate) use self::target::{Target, TargetError};
 use crate::algorithm::{Rule, State};
 use crate::clock::Millis;
-use crate::policy::MAX_LIMIT;
+use crate::policy::{MAX_LIMIT, MAX_WINDOW};
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
 
 /// More checks than this at once are not sent but decided by the fallback.
@@ -76,7 +77,9 @@ impl Remembered {
     }
 
     fn from_reply(count: i64, left: i64) -> Self {
-        match (u64::try_from(count), Millis::try_from(left)) {
+        // No block of ours is longer; one that somebody has set is told as if.
+        let longest = MAX_WINDOW.as_secs() * 1000;
+        match (u64::try_from(count), Millis::try_from(left).map(|left| left.min(longest))) {
             (_, Err(_) | Ok(0)) => Self::Nothing,
             (Ok(count), Ok(left)) => Self::Counting { count, left },
             (Err(_), Ok(left)) => Self::Blocked { left },
@@ -110,7 +113,7 @@ impl RedisStore {
         let target = target.into_inner();
         let events: Events = Arc::new(events);
         let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
-        let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned() };
+        let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned(), deadline };
         let db = target.redis_settings().db();
         let link = Link::new(target, deadline, probe, events.clone())?;
         Ok(Self { link, fixed_window, deadline, db, waiting: Arc::default(), events })
@@ -139,9 +142,10 @@ impl RedisStore {
                 return Err(error);
             }
             let place = Place::take(&self.waiting)?;
+            self.link.asks();
             let connection = timeout(self.deadline, self.link.connection()).await;
             let late = |_| StoreError::new(StoreErrorKind::Timeout);
-            let live = connection.map_err(late).inspect_err(|_| self.link.missed_first())??;
+            let live = connection.map_err(late).inspect_err(|_| self.link.asks())??;
             Ok(Turn { live, started, _place: place })
         };
         turn.await.inspect_err(|error| {
@@ -192,6 +196,11 @@ impl RedisStore {
             }
         }
         answer
+    }
+
+    /// Until it is of no more use to wait for an answer of that turn.
+    pub(crate) fn superseded(&self, turn: &Turn) -> impl Future<Output = ()> + Send + use<> {
+        self.link.superseded(turn.generation())
     }
 
     /// Forgets keys by their exact names.
@@ -259,6 +268,7 @@ impl Drop for Place {
 struct WriteProbe {
     script: Arc<Script>,
     namespace: String,
+    deadline: Duration,
 }
 
 impl Probe for WriteProbe {
@@ -277,7 +287,12 @@ impl Probe for WriteProbe {
             }
         }
         let () = redis::cmd("DEL").arg(&key).query_async(&mut connection).await?;
-        let (seconds, micros): (u64, u32) = redis::cmd("TIME").query_async(&mut connection).await?;
+        // The last one alone, for the first may have had to send the script. A
+        // server that is too far away answers a probe, and then no check in time.
+        let asked = redis::cmd("TIME");
+        let answer = timeout(self.deadline, asked.query_async(&mut connection)).await;
+        let (seconds, micros): (u64, u32) =
+            answer.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(Duration::from_secs(seconds) + Duration::from_micros(micros.into()))
     }
 }
