@@ -152,6 +152,9 @@
 //! * No Redis Cluster: a redirect is reported as a misconfiguration.
 //! * No sliding window, token bucket, refund, or gRPC-shaped refusal.
 //!
+//! Which servers, what their user may do, TLS, eviction, and managed services:
+//! [Redis servers](store#redis-servers).
+//!
 //! # Behind a proxy
 //!
 //! Behind a load balancer every connection comes from the balancer, so without

@@ -94,6 +94,13 @@ async fn the_least_privileged_user_is_enough() {
     assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Redis);
 }
 
+#[test]
+fn the_documented_user_is_the_tested_one() {
+    let documented = include_str!("../../src/store/mod.rs");
+    let line = format!("~myapp:* {}\n", COMMANDS.join(" "));
+    assert!(documented.contains(&line), "{line}");
+}
+
 /// Nothing of it can be left out, and whoever does is told so when the limiter
 /// connects, not when somebody's second request needs it.
 #[tokio::test]
