@@ -6,7 +6,7 @@ use tower::{ServiceExt, service_fn};
 use tower_layer::Layer;
 use tower_ratelimit::{RateLimitLayer, Source};
 
-use crate::setup::{Redis, connect, eventually, fixed, hit, ms, request_from};
+use crate::setup::{NoFallback, Redis, connect, eventually, fixed, hit, ms, request_from};
 
 #[tokio::test]
 async fn a_restarted_server_is_found_again() {
@@ -43,6 +43,20 @@ async fn a_stopped_server_costs_no_more_than_the_deadline() {
     }
     redis.server.cont();
     eventually("it is used again", || limiter.is_connected()).await;
+}
+
+#[tokio::test]
+async fn both_versions_of_tls_are_spoken_and_the_user_and_the_database_count() {
+    for protocol in ["TLSv1.2", "TLSv1.3"] {
+        let redis = Redis::start_with("DNS:localhost,IP:127.0.0.1", &["--tls-protocols", protocol]);
+        redis.server.command(&["ACL", "SETUSER", "lim", "reset", "on", ">p@ss", "~*:rl:*", "+@all"]);
+        let url = format!("rediss://lim:p%40ss@localhost:{}/3", redis.server.arg("--tls-port").unwrap());
+        let limiter = redis.builder().redis(url).observer(NoFallback).build().unwrap();
+        let http = limiter.policy(fixed("http", 2, 60_000)).unwrap();
+        assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Redis, "{protocol}");
+        let keyspace = redis.server.info("keyspace", "db3").unwrap();
+        assert!(keyspace.starts_with("keys=1,"), "{keyspace}");
+    }
 }
 
 #[tokio::test]

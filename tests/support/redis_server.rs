@@ -196,6 +196,12 @@ impl RedisServer {
             .map(|(_, value)| value.to_owned())
     }
 
+    /// The major version.
+    pub fn version(&self) -> u32 {
+        let version = self.info("server", "redis_version").expect("a version");
+        version.split('.').next().and_then(|major| major.parse().ok()).expect("a number")
+    }
+
     /// What the server has logged since it was started last.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
