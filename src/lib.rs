@@ -108,7 +108,7 @@
 //! | it has lost the script (`SCRIPT FLUSH`) | nothing: the script is sent again, once | nothing |
 //! | `READONLY` (a demoted master) | the fallback; the connection is dropped | reason `readonly` |
 //! | `LOADING`, `BUSY`, `OOM`, `MISCONF`, `MASTERDOWN`, `CLUSTERDOWN`, `NOREPLICAS`, too many clients | the fallback | [reason by name](store::StoreErrorKind) |
-//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, a cluster's redirect | the fallback | an error line with `misconfigured = true`, once for each connection; never the password |
+//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, a cluster's redirect, a certificate that is not trusted | the fallback | an error line with `misconfigured = true`, once for each connection; never the password |
 //! | more than 4096 checks wait at once | the fallback | reason `overload` |
 //!
 //! Each policy chooses what happens then
@@ -151,6 +151,9 @@
 //!
 //! * No Redis Cluster: a redirect is reported as a misconfiguration.
 //! * No sliding window, token bucket, refund, or gRPC-shaped refusal.
+//!
+//! Which servers, what their user may do, TLS, eviction, and managed services:
+//! [Redis servers](store#redis-servers).
 //!
 //! # Behind a proxy
 //!
@@ -233,6 +236,7 @@
 //! |---|---|---|---|
 //! | `axum` | yes | reads axum's `ConnectInfo`, `MatchedPath` and `OriginalUri` | axum, without its default features |
 //! | `redis` | yes | `RateLimiter::redis`, `RateLimitLayer::redis` | redis, deadpool-redis, fastrand, tokio's runtime |
+//! | `tls` | no | `rediss://` URLs, [`redis_ca`](RateLimiterBuilder#method.redis_ca) | `redis`, and rustls with ring (a C compiler) and webpki-roots |
 //! | `tonic` | no | reads tonic's `TcpConnectInfo` | tonic, server only |
 //! | `metrics` | no | `observe::Metrics`, which reports through the `metrics` facade once it is installed | metrics |
 //! | `unicode` | no | `identity::normalize::account`: trim, lower case, NFC | unicode-normalization |

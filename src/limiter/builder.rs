@@ -11,6 +11,8 @@ use crate::observe::{Observer, Observers};
 use crate::policy::PolicyError;
 use crate::store::memory::{LocalTable, Share};
 #[cfg(feature = "redis")]
+use crate::store::redis::{RedisStore, Target, TargetError};
+#[cfg(feature = "redis")]
 use crate::store::{HealthRecord, StoreEvent};
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
@@ -48,6 +50,8 @@ const DEFAULT_CAPACITY: usize = 250_000;
 #[must_use = "a limiter is built by `build`"]
 pub struct RateLimiterBuilder {
     origin: Origin,
+    /// PEM. Set with the feature `tls` only.
+    redis_ca: Option<Vec<u8>>,
     namespace: Option<String>,
     deadline: Option<Duration>,
     share: Option<Share>,
@@ -71,6 +75,7 @@ impl RateLimiterBuilder {
     pub(super) fn new() -> Self {
         Self {
             origin: Origin::Memory,
+            redis_ca: None,
             namespace: None,
             deadline: None,
             share: None,
@@ -81,15 +86,43 @@ impl RateLimiterBuilder {
         }
     }
 
-    /// Counts in Redis: `redis://[user[:password]@]host[:port][/db]`.
+    /// Counts in Redis: `redis://[user[:password]@]host[:port][/db]`, or
+    /// `rediss://` for TLS, with the feature `tls`.
     ///
     /// Nothing is sent before the first check, so building succeeds with Redis
-    /// down. What is wrong with the URL is an error of [`build`](Self::build);
-    /// `rediss://` (TLS) is not supported yet. Default: counts stay in this
-    /// process.
+    /// down. What is wrong with the URL is an error of [`build`](Self::build).
+    /// Default: counts stay in this process.
+    ///
+    /// With TLS the server's certificate must be for the host of the URL, and
+    /// be issued by a public CA, as in Mozilla's list, or by that of
+    /// `redis_ca`; there is no switch to trust anybody. What to set on the
+    /// server is in the [docs of the store](crate::store).
     #[cfg(feature = "redis")]
     pub fn redis(mut self, url: impl Into<String>) -> Self {
         self.origin = Origin::Redis(url.into());
+        self
+    }
+
+    /// The CA that has issued the certificate of a `rediss://` server, in PEM;
+    /// several one after another. The public ones then count no more.
+    ///
+    /// For a private CA, and for that of the system:
+    /// `std::fs::read("/etc/ssl/certs/ca-certificates.crt")`. Refused without a
+    /// `rediss://` URL, where it would mean nothing. Default: the public CAs.
+    ///
+    /// ```
+    /// use tower_ratelimit::{BuildError, RateLimiter};
+    ///
+    /// let error = RateLimiter::builder()
+    ///     .redis("rediss://redis.internal:6380")
+    ///     .redis_ca("not a certificate")
+    ///     .build()
+    ///     .unwrap_err();
+    /// assert_eq!(error, BuildError::RedisCa);
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn redis_ca(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.redis_ca = Some(pem.into());
         self
     }
 
@@ -164,6 +197,8 @@ impl RateLimiterBuilder {
     ///
     /// Names the field and the value that is not legal, or the setting that has
     /// no effect in this combination: [`BuildError::RedisUrl`],
+    /// [`RedisTls`](BuildError::RedisTls), [`RedisCa`](BuildError::RedisCa),
+    /// [`NeedsTls`](BuildError::NeedsTls),
     /// [`Namespace`](BuildError::Namespace), [`Deadline`](BuildError::Deadline),
     /// [`FallbackShare`](BuildError::FallbackShare),
     /// [`LocalCapacity`](BuildError::LocalCapacity) or
@@ -184,13 +219,18 @@ impl RateLimiterBuilder {
         }
         let observers = Observers::new(self.observers);
         if matches!(self.origin, Origin::Memory) {
-            let useless = [("deadline", self.deadline.is_some()), ("fallback_share", self.share.is_some())];
+            let useless = [
+                ("redis_ca", self.redis_ca.is_some()),
+                ("deadline", self.deadline.is_some()),
+                ("fallback_share", self.share.is_some()),
+            ];
             if let Some((field, _)) = useless.into_iter().find(|(_, set)| *set) {
                 return Err(BuildError::NeedsRedis { field });
             }
         }
         let home = Arc::default();
-        let (backend, registry) = backend(self.origin, namespace, deadline, &observers, &home)?;
+        let (backend, registry) =
+            backend(self.origin, self.redis_ca.as_deref(), namespace, deadline, &observers, &home)?;
         #[cfg(feature = "test-util")]
         let clock = self.clock.map_or_else(Clock::system, Clock::Manual);
         #[cfg(not(feature = "test-util"))]
@@ -217,6 +257,7 @@ type Home = Arc<OnceLock<Weak<Inner>>>;
 
 fn backend(
     origin: Origin,
+    ca: Option<&[u8]>,
     namespace: String,
     deadline: Duration,
     observers: &Observers,
@@ -226,6 +267,7 @@ fn backend(
         Origin::Memory => Ok((Backend::Memory, Registry::own(namespace))),
         #[cfg(feature = "redis")]
         Origin::Redis(url) => {
+            let target = Target::new(&url, ca)?;
             let (told, home) = (observers.clone(), home.clone());
             let health = Arc::new(HealthRecord::new());
             let learning = health.clone();
@@ -237,8 +279,8 @@ fn backend(
                     tokio::spawn(super::reconcile::pay_while_connected(inner.clone()));
                 }
             };
-            let store = crate::store::redis::RedisStore::new(&url, &namespace, deadline, tell)
-                .map_err(|_| BuildError::RedisUrl)?;
+            let store =
+                RedisStore::new(target, &namespace, deadline, tell).map_err(|_| BuildError::RedisUrl)?;
             let registry = Registry::shared(&store.place(), namespace);
             Ok((Backend::Redis { store: Arc::new(store), health }, registry))
         }
@@ -256,6 +298,18 @@ impl fmt::Debug for RateLimiterBuilder {
             .field("share", &self.share)
             .field("local_capacity", &self.capacity)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "redis")]
+impl From<TargetError> for BuildError {
+    fn from(error: TargetError) -> Self {
+        match error {
+            TargetError::Url => Self::RedisUrl,
+            TargetError::NoTls => Self::RedisTls,
+            TargetError::UselessCa => Self::NeedsTls { field: "redis_ca" },
+            TargetError::Ca => Self::RedisCa,
+        }
     }
 }
 
@@ -281,8 +335,22 @@ pub enum BuildError {
     #[error(transparent)]
     Policy(#[from] PolicyError),
     /// The URL is not one of Redis, or asks for what this build lacks.
-    #[error("redis: the URL is not allowed, it takes redis://[user[:password]@]host[:port][/db]")]
+    #[error(
+        "redis: the URL is not allowed, it takes redis:// or rediss://[user[:password]@]host[:port][/db]"
+    )]
     RedisUrl,
+    /// The URL asks for TLS, which is a feature that this build lacks.
+    #[error("redis: a rediss:// URL needs the feature \"tls\" of tower-ratelimit")]
+    RedisTls,
+    /// The CA's PEM holds no certificate, or one that cannot be read.
+    #[error("redis_ca: it takes one or more CA certificates in PEM, this is none")]
+    RedisCa,
+    /// A setting that means nothing without TLS.
+    #[error("{field}: has no effect without a rediss:// URL")]
+    NeedsTls {
+        /// The setting.
+        field: &'static str,
+    },
     /// The namespace has characters that keys must not have, or is too long.
     #[error("namespace: {namespace:?} is not allowed, it takes 1 to 64 of letters, digits, _ - . and :")]
     Namespace {
@@ -346,4 +414,23 @@ pub enum BuildError {
     /// An address range that cannot be read.
     #[error(transparent)]
     ClientIp(#[from] crate::identity::ClientIpError),
+}
+
+#[cfg(all(test, feature = "redis", not(feature = "tls")))]
+mod tests {
+    use crate::{BuildError, Rate, RateLimitLayer, RateLimiter};
+
+    #[test]
+    fn tls_without_its_feature_is_refused_by_its_name() {
+        let url = "rediss://u:s3cr3t@127.0.0.1:6380";
+        for error in [
+            RateLimiter::builder().redis(url).build().unwrap_err(),
+            RateLimiter::redis(url).unwrap_err(),
+            RateLimitLayer::per_ip(Rate::per_second(1)).redis(url).unwrap_err(),
+        ] {
+            assert_eq!(error, BuildError::RedisTls);
+            let told = "redis: a rediss:// URL needs the feature \"tls\" of tower-ratelimit";
+            assert_eq!(error.to_string(), told);
+        }
+    }
 }

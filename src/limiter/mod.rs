@@ -163,7 +163,8 @@ impl RateLimiter {
     ///
     /// # Errors
     ///
-    /// [`BuildError::RedisUrl`].
+    /// [`BuildError::RedisUrl`]; [`BuildError::RedisTls`] for a `rediss://` URL
+    /// without the feature `tls`.
     #[cfg(feature = "redis")]
     pub fn redis(url: impl Into<String>) -> Result<Self, BuildError> {
         Self::builder().redis(url).build()

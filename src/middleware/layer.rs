@@ -55,12 +55,13 @@ impl RateLimitLayer {
     }
 
     /// The same layer, counting in Redis and so shared by all replicas:
-    /// `redis://[user[:password]@]host[:port][/db]`. Succeeds at once, even if
-    /// Redis is down.
+    /// `redis://[user[:password]@]host[:port][/db]`, or `rediss://` with the
+    /// feature `tls`. Succeeds at once, even if Redis is down.
     ///
     /// # Errors
     ///
     /// [`BuildError::RedisUrl`] if the URL is not one of Redis;
+    /// [`BuildError::RedisTls`] if it needs the feature `tls`;
     /// [`BuildError::Conflict`] for a layer that was not made by
     /// [`per_ip`](Self::per_ip): it has a limiter of its own, which takes the
     /// URL.

@@ -54,6 +54,9 @@ pub enum StoreErrorKind {
     Timeout,
     /// The connection was refused, reset or broke.
     Io,
+    /// TLS failed: the server's certificate is not trusted or not for this host,
+    /// or what answers does not speak TLS, or wants a client certificate.
+    Tls,
     /// More checks wait than the limiter holds.
     Overload,
     /// The server is a replica, or a demoted master.
@@ -97,6 +100,7 @@ impl StoreErrorKind {
             Self::Disconnected => "disconnected",
             Self::Timeout => "timeout",
             Self::Io => "io",
+            Self::Tls => "tls",
             Self::Overload => "overload",
             Self::ReadOnly => "readonly",
             Self::Loading => "loading",
@@ -119,7 +123,15 @@ impl StoreErrorKind {
     /// Whether waiting does not help: somebody must change a setting.
     #[must_use]
     pub fn is_misconfiguration(self) -> bool {
-        matches!(self, Self::Auth | Self::Forbidden | Self::CrossSlot | Self::Database | Self::UnknownCommand)
+        matches!(
+            self,
+            Self::Tls
+                | Self::Auth
+                | Self::Forbidden
+                | Self::CrossSlot
+                | Self::Database
+                | Self::UnknownCommand
+        )
     }
 }
 

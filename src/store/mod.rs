@@ -4,6 +4,69 @@
 //! rules as a script, atomically, and answers with the state before the check.
 //! Neither knows HTTP, or what to do when it fails: it says so with a
 //! [`StoreError`], and the limiter decides.
+//!
+//! # Redis servers
+//!
+//! One server, or the master of a replicated pair behind one address. No Redis
+//! Cluster yet: its redirects are a misconfiguration, kind
+//! [`CrossSlot`](StoreErrorKind::CrossSlot).
+//!
+//! **Versions.** The tests run on Redis 7.0 and 6.2; those of TLS on 7.0. Needed
+//! are `EVALSHA` and the commands below; RESP3 is used where there is, else RESP2.
+//! Redis 6.2 does not look at `min-replicas-to-write` when a script writes, so
+//! there it does not hold up a charge.
+//!
+//! **User.** The least that limiting needs, with the
+//! [namespace](crate::RateLimiterBuilder::namespace) `myapp`; without one the keys
+//! are `~*:rl:*`. Whatever is missing is told when the limiter connects.
+//!
+//! ```text
+//! ACL SETUSER limiter reset on >PASSWORD ~myapp:* +evalsha +eval +get +set +incrby +pttl +pexpire +del +time
+//! ```
+//!
+//! A database other than 0 needs `+select` as well. The client also sends `CLIENT
+//! SETINFO`, and goes on when it is denied; `+client|setinfo`, from 7.2, keeps
+//! that out of `ACL LOG`. The user goes into the URL, special characters
+//! percent-encoded: `redis://limiter:PASSWORD@redis.internal:6379`.
+//!
+//! **Database.** `redis://redis.internal:6379/2`. Default: 0. One that the server
+//! has not is a misconfiguration.
+//!
+//! **TLS.** `rediss://`, with the feature `tls`: TLS 1.2 and 1.3. The certificate
+//! must be for the host in the URL and issued by a public CA, as in Mozilla's
+//! list that is compiled in, or by one of those in
+//! [`redis_ca`](crate::RateLimiterBuilder#method.redis_ca). What is not, or a port
+//! that answers with something else, is the kind [`Tls`](StoreErrorKind::Tls). A
+//! plain Redis answers a TLS handshake with silence: kind
+//! [`Timeout`](StoreErrorKind::Timeout). The other way round, `redis://` to a TLS
+//! port, is [`Io`](StoreErrorKind::Io). Client certificates are not supported: set
+//! `tls-auth-clients no`. A program that has several providers of rustls chooses
+//! its own before the first check, or gets ring.
+//!
+//! **Eviction.** A counter that is evicted is a fresh allowance, so `maxmemory`
+//! is best never reached: give the counters a server, or at least memory, of their
+//! own. Every key has a TTL.
+//!
+//! | `maxmemory-policy` | when the memory is full |
+//! |---|---|
+//! | `noeviction` | Redis refuses, reason `oom`, and checks fall back: no count is lost |
+//! | `volatile-ttl` | goes on without what would have ended soonest: the least of an allowance, but short windows first |
+//! | `allkeys-*`, the other `volatile-*` | any count may go, at any time |
+//!
+//! Persistence is not needed: a Redis that restarts empty is told what the
+//! replicas still know.
+//!
+//! **Others.** None of these has been tested. What is known of them, and what to
+//! set:
+//!
+//! | server | set | mind |
+//! |---|---|---|
+//! | Valkey | as Redis | a fork of Redis 7.2 with the same commands |
+//! | ElastiCache, cluster mode disabled | `rediss://` with encryption in transit, the **primary** endpoint, user and password of an RBAC user; `maxmemory-policy` in the parameter group | the reader endpoint leads to replicas: reason `readonly` |
+//! | ElastiCache Serverless, or cluster mode enabled | - | speaks Cluster only: not yet |
+//! | MemoryDB | - | speaks Cluster only: not yet |
+//! | Upstash | `rediss://default:PASSWORD@...`, a [deadline](crate::RateLimiterBuilder::deadline) for the distance | scripts wait for each other |
+//! | Dragonfly | as Redis; all keys are declared, so the default of its scripts fits | Lua 5.4, where Redis has 5.1 |
 
 mod event;
 #[cfg(feature = "redis")]

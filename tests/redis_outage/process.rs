@@ -116,6 +116,10 @@ async fn fault_06_restart_with_an_empty_script_cache() {
 /// 1,500 keys that take a millisecond each.
 #[tokio::test]
 async fn fault_07_loading() {
+    if RedisServer::start().version() < 7 {
+        println!("Redis 6.2 cannot be told to answer while it loads so little");
+        return;
+    }
     let slow = ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"];
     let server = RedisServer::start_with(&slow);
     let filler = "for i = 1, 1500 do redis.call('SET', 'filler' .. i, string.rep('x' .. i, 200)) end";

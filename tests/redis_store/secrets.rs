@@ -64,7 +64,7 @@ async fn o_log_1_redis_url_with_password_in_the_error() {
         "redis://u:s3cr3t@",
         "redis//u:s3cr3t@127.0.0.1",
         "http://u:s3cr3t@127.0.0.1",
-        "rediss://u:s3cr3t@127.0.0.1",
+        "rediss://u:s3cr3t@127.0.0.1/#insecure",
         "redis://u:s3cr3t@127.0.0.1/seven",
         "s3cr3t",
     ] {

@@ -17,5 +17,5 @@ mod resp;
 
 pub use self::logs::Logs;
 pub use self::proxy::{Mode, Proxy};
-pub use self::redis_server::{RedisServer, free_port};
+pub use self::redis_server::{FREE_PORT, RedisServer, free_port};
 pub use self::resp::{Reply, RespClient};

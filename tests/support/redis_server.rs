@@ -23,6 +23,9 @@ const ATTEMPTS: u32 = 10;
 /// What Redis prints once the port is its own.
 const READY: &str = "Ready to accept connections";
 
+/// As an argument of a server, another port on which nobody listens.
+pub const FREE_PORT: &str = "<free port>";
+
 /// One running Redis. Its methods block, briefly, and panic with the reason
 /// when something does not work. Commands share one connection, which shows
 /// in `CLIENT LIST` under the name `assertions`.
@@ -42,18 +45,16 @@ impl RedisServer {
 
     /// As [`start`](Self::start), with further arguments of `redis-server`
     /// (`["--maxmemory", "1mb"]`). A `--requirepass` is used by the commands
-    /// below too.
+    /// below too; a [`FREE_PORT`] is tried until one is free.
     pub fn start_with(args: &[&str]) -> Self {
-        let mut server = Self {
-            port: 0,
-            args: args.iter().map(ToString::to_string).collect(),
-            child: None,
-            client: Mutex::new(None),
-            dir: TempDir::new(),
-        };
+        let mut server =
+            Self { port: 0, args: Vec::new(), child: None, client: Mutex::new(None), dir: TempDir::new() };
         let mut failure = String::new();
         for _ in 0..ATTEMPTS {
             server.port = free_port();
+            let port =
+                |arg: &&str| if *arg == FREE_PORT { free_port().to_string() } else { (*arg).to_owned() };
+            server.args = args.iter().map(port).collect();
             match server.launch() {
                 Ok(()) => return server,
                 Err(reason) => failure = reason,
@@ -70,6 +71,12 @@ impl RedisServer {
     /// Stays the same over a restart.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The value of an argument, such as `--tls-port`.
+    pub fn arg(&self, name: &str) -> Option<&str> {
+        let at = self.args.iter().position(|arg| arg == name)?;
+        self.args.get(at + 1).map(String::as_str)
     }
 
     /// The loopback address and the port.
@@ -189,6 +196,12 @@ impl RedisServer {
             .map(|(_, value)| value.to_owned())
     }
 
+    /// The major version.
+    pub fn version(&self) -> u32 {
+        let version = self.info("server", "redis_version").expect("a version");
+        version.split('.').next().and_then(|major| major.parse().ok()).expect("a number")
+    }
+
     /// What the server has logged since it was started last.
     pub fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
@@ -245,8 +258,8 @@ impl RedisServer {
 
     fn connect(&self) -> io::Result<RespClient> {
         let mut client = RespClient::connect(self.addr())?;
-        if let Some(at) = self.args.iter().position(|arg| arg == "--requirepass") {
-            client.command(&["AUTH", &self.args[at + 1]])?;
+        if let Some(password) = self.arg("--requirepass") {
+            client.command(&["AUTH", password])?;
         }
         client.command(&["CLIENT", "SETNAME", "assertions"])?;
         Ok(client)

@@ -97,7 +97,7 @@ fn redis_url(limits: &LimitSettings) -> Result<Option<String>, SettingsError> {
     match limits.redis() {
         None => Ok(None),
         Some(RedisTarget::Url(url)) if url.starts_with("rediss:") => {
-            Err(SettingsError::new("REDIS_URL", "redis:// only, this version has no TLS"))
+            Err(SettingsError::new("REDIS_URL", "redis:// only, the gateway is built without TLS"))
         }
         Some(RedisTarget::Url(url)) => Ok(Some(url.clone())),
         Some(_) => Err(SettingsError::new(

@@ -206,7 +206,7 @@ impl<P: Probe> Link<P> {
     /// A check on this connection failed.
     pub(super) fn failed(&self, live: &Live, error: &StoreError) {
         let is_current = self.generation() == Some(live.generation);
-        if !matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io) {
+        if !matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io | StoreErrorKind::Tls) {
             // A server that says no is there.
             self.answered();
         }
@@ -346,6 +346,10 @@ impl<P: Probe> Shared<P> {
     }
 
     async fn dial(&self) -> Result<Connection, StoreError> {
+        #[cfg(feature = "tls")]
+        if matches!(self.dial.target.addr(), ConnectionAddr::TcpTls { .. }) {
+            super::tls::ensure_provider();
+        }
         let pool = self.lock_pool().clone();
         pool.get().await.map_err(|error| match &error {
             PoolError::Backend(error) => error::classify(error),
@@ -368,7 +372,7 @@ impl<P: Probe> Shared<P> {
             Ok(Err(error)) => error::classify(&error),
             Err(_) => StoreError::new(StoreErrorKind::Timeout),
         };
-        if matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::Timeout) {
+        if matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::Tls | StoreErrorKind::Timeout) {
             self.lose(live.generation, &error);
         }
     }

@@ -1,8 +1,9 @@
 //! What an error of the client or the server means for the limiter.
 //!
 //! By error code, never by the whole text: servers differ in it. Redis up to
-//! 6.2 wraps what a command inside a script answers, so the code is looked for
-//! inside such a message as well.
+//! 6.2 wraps what a command inside a script answers, and puts the script's line
+//! in front of what the script has caught, so the code is looked for inside such
+//! messages as well.
 
 use redis::{ErrorKind, RedisError};
 
@@ -12,6 +13,10 @@ use crate::store::{StoreError, StoreErrorKind};
 pub(super) fn classify(error: &RedisError) -> StoreError {
     if error.is_timeout() {
         return StoreError::new(StoreErrorKind::Timeout);
+    }
+    #[cfg(feature = "tls")]
+    if super::tls::has_failed(error) {
+        return StoreError::new(StoreErrorKind::Tls);
     }
     if error.kind() == ErrorKind::RESP3NotSupported {
         return StoreError::new(StoreErrorKind::UnknownCommand);
@@ -30,13 +35,19 @@ pub(super) fn classify(error: &RedisError) -> StoreError {
 pub(super) fn breaks_connection(kind: StoreErrorKind) -> bool {
     matches!(
         kind,
-        StoreErrorKind::Io | StoreErrorKind::ReadOnly | StoreErrorKind::Auth | StoreErrorKind::MaxClients
+        StoreErrorKind::Io
+            | StoreErrorKind::Tls
+            | StoreErrorKind::ReadOnly
+            | StoreErrorKind::Auth
+            | StoreErrorKind::MaxClients
     )
 }
 
 fn by_code(code: &str, detail: &str) -> StoreError {
     match known(code) {
         Some(kind) => StoreError::with_code(kind, code),
+        // `-@user_script: 41: ...`
+        None if code.starts_with('@') => inside(detail),
         None => within(detail),
     }
 }
@@ -60,8 +71,7 @@ fn known(code: &str) -> Option<StoreErrorKind> {
     })
 }
 
-/// The kind of a plain `ERR`, from the start of its text or from the code that
-/// a script error carries inside.
+/// The kind of a plain `ERR`, from the start of its text.
 fn within(detail: &str) -> StoreError {
     let starts = |text: &str| detail.get(..text.len()).is_some_and(|head| head.eq_ignore_ascii_case(text));
     let kind = if starts("max number of clients") {
@@ -75,18 +85,21 @@ fn within(detail: &str) -> StoreError {
     } else if starts("select is not allowed in cluster") {
         StoreErrorKind::CrossSlot
     } else if starts("error running script") {
-        let mut words = detail.split(|c: char| !c.is_ascii_alphanumeric());
-        return match words.find_map(|word| known(word).map(|kind| (kind, word))) {
-            Some((kind, code)) => StoreError::with_code(kind, code),
-            None if detail.contains("user executing the script") => {
-                StoreError::new(StoreErrorKind::Forbidden)
-            }
-            None => StoreError::new(StoreErrorKind::Other),
-        };
+        return inside(detail);
     } else {
         StoreErrorKind::Other
     };
     StoreError::new(kind)
+}
+
+/// The kind of a script's error, from the code that it carries inside.
+fn inside(detail: &str) -> StoreError {
+    let mut words = detail.split(|c: char| !c.is_ascii_alphanumeric());
+    match words.find_map(|word| known(word).map(|kind| (kind, word))) {
+        Some((kind, code)) => StoreError::with_code(kind, code),
+        None if detail.contains("user executing the script") => StoreError::new(StoreErrorKind::Forbidden),
+        None => StoreError::new(StoreErrorKind::Other),
+    }
 }
 
 #[cfg(test)]
@@ -134,6 +147,17 @@ mod tests {
             let detail =
                 format!("Error running script (call to f_0a): @user_script:9: @user_script: 9: {inside}");
             assert_eq!(by_code("ERR", &detail).kind(), kind, "{inside}");
+        }
+    }
+
+    #[test]
+    fn redis_6_2_names_the_line_of_an_error_that_the_script_has_caught() {
+        for (inside, kind) in [
+            ("The user executing the script can't run this command or subcommand", StoreErrorKind::Forbidden),
+            ("-MASTERDOWN Link with MASTER is down", StoreErrorKind::MasterDown),
+            ("something else", StoreErrorKind::Other),
+        ] {
+            assert_eq!(by_code("@user_script:", &format!("41: {inside}")).kind(), kind, "{inside}");
         }
     }
 }

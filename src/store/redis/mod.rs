@@ -7,6 +7,9 @@
 mod connection;
 mod error;
 mod script;
+mod target;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::fmt;
 use std::future::Future;
@@ -16,12 +19,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{Cmd, ConnectionInfo, IntoConnectionInfo, RedisError};
+use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
 
 use self::connection::{Events, Link, Live, Probe};
 use self::script::Script;
+pub(crate) use self::target::{Target, TargetError};
 use crate::algorithm::{Rule, State};
 use crate::clock::Millis;
 use crate::policy::{MAX_LIMIT, MAX_WINDOW};
@@ -29,9 +32,6 @@ use crate::store::{StoreError, StoreErrorKind, StoreEvent};
 
 /// More checks than this at once are not sent but decided by the fallback.
 const MAX_WAITING: usize = 4096;
-
-/// An idle connection is probed by the kernel after this.
-const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// One policy's part in a check on Redis.
 #[derive(Clone, Debug)]
@@ -103,16 +103,14 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// When the URL is not one of Redis, or asks for what this build lacks.
+    /// When the client refuses the target.
     pub(crate) fn new(
-        url: &str,
+        target: Target,
         namespace: &str,
         deadline: Duration,
         events: impl Fn(&StoreEvent<'_>) + Send + Sync + 'static,
     ) -> Result<Self, RedisError> {
-        let keepalive =
-            TcpSettings::default().set_nodelay(true).set_keepalive(TcpKeepalive::new().with_time(KEEPALIVE));
-        let target: ConnectionInfo = url.into_connection_info()?.set_tcp_settings(keepalive);
+        let target = target.into_inner();
         let events: Events = Arc::new(events);
         let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
         let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned(), deadline };
