@@ -310,6 +310,10 @@ impl Identify for ClientIp {
     fn client_ip(&self) -> Option<&Self> {
         Some(self)
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ip")
+    }
 }
 
 /// What is wrong with the configuration of a [`ClientIp`].

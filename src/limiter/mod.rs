@@ -25,7 +25,7 @@ use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
 use crate::key::Key;
 use crate::observe::{Checked, Observers, Problem, Problems, Verdict};
-use crate::policy::{MAX_POLICIES, Policy};
+use crate::policy::{MAX_LIMIT, MAX_POLICIES, Policy};
 use crate::store::StoreError;
 use crate::store::memory::{Answer, Asked, Charged, LocalTable, Share};
 #[cfg(feature = "redis")]
@@ -84,12 +84,13 @@ pub struct Charge {
     policy: PolicyHandle,
     key: Key,
     cost: u64,
+    limit: Option<u64>,
 }
 
 impl Charge {
     /// A charge of 1.
     pub fn new(policy: &PolicyHandle, key: Key) -> Self {
-        Self { policy: policy.clone(), key, cost: 1 }
+        Self { policy: policy.clone(), key, cost: 1, limit: None }
     }
 
     /// Another cost, in the units of the limit. 0 charges nothing and is
@@ -97,6 +98,14 @@ impl Charge {
     /// [`Refusal::TooLarge`](crate::Refusal::TooLarge). Default: 1.
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
+        self
+    }
+
+    /// Another limit than the policy's, 0 to [`MAX_LIMIT`](crate::MAX_LIMIT), on
+    /// the same count: a client that changes its plan keeps what it has used.
+    /// What is above is cut to that. Default: the policy's.
+    pub fn limit(mut self, limit: u64) -> Self {
+        self.limit = Some(limit.min(MAX_LIMIT));
         self
     }
 
@@ -114,7 +123,8 @@ impl Charge {
     }
 
     fn rule(&self) -> Rule {
-        self.policy.rule_for(&self.key)
+        let rule = self.policy.rule_for(&self.key);
+        self.limit.map_or(rule, |limit| Rule { limit, ..rule })
     }
 
     fn asked(&self) -> Asked<'_> {

@@ -14,23 +14,6 @@ use crate::limiter::{BuildError, PolicyHandle, RateLimiter};
 use crate::policy::{MAX_POLICIES, Policy};
 use crate::response::{self, Fields, Json, Reply, ResetFormat};
 
-/// What happens to a request that does not say who is asking.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Missing {
-    /// It is limited by its address, found as
-    /// [`client_ip`](RateLimitLayerBuilder::client_ip) says.
-    #[default]
-    ByIp,
-    /// It is not limited by that policy. A client that can leave the identity
-    /// out is then not limited at all.
-    Skip,
-    /// It is answered with this status, 400 to 499, and an empty body.
-    Reject(StatusCode),
-    /// All such requests share one bucket.
-    Shared,
-}
-
 /// Sets up a [`RateLimitLayer`].
 ///
 /// ```
