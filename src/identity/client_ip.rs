@@ -1,5 +1,6 @@
 //! The client's address: what is configured, and what it is counted as.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ mod composite;
 mod explain;
 mod forwarded;
 mod head;
-mod missing;
+pub(crate) mod missing;
 #[cfg(feature = "unicode")]
 pub mod normalize;
 mod parts;
@@ -27,7 +27,6 @@ pub use self::client_ip::{ClientIp, ClientIpError};
 pub use self::composite::{All, FirstOf, Scoped};
 pub use self::explain::{Explanation, Hop, HopVerdict};
 pub use self::head::RequestHead;
-pub(crate) use self::missing::Missing;
 pub use self::parts::{Constant, Extension, Header, Host, InvalidHeaderName, Method, Route};
 pub use self::principal::{Account, Principal};
 pub(crate) use self::skip::from_ranges;

@@ -8,7 +8,8 @@ mod service;
 mod shared;
 
 pub use self::body::Body;
-pub use self::builder::{Missing, RateLimitLayerBuilder};
+pub use self::builder::RateLimitLayerBuilder;
 pub use self::future::ResponseFuture;
 pub use self::layer::RateLimitLayer;
 pub use self::service::RateLimit;
+pub use crate::identity::missing::Missing;

@@ -11,31 +11,22 @@ use bytes::Bytes;
 use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 
-use super::builder::Missing;
 use crate::decision::Decision;
-use crate::identity::{ClientIp, Identified, Identify, Notes, RequestHead};
-use crate::key::{Key, KeyBuilder};
-use crate::limiter::{Charge, Charges, Check, PolicyHandle, RateLimiter};
+use crate::identity::{Notes, RequestHead};
+use crate::key::Key;
+use crate::limiter::{Check, PolicyHandle, RateLimiter};
 use crate::observe::Problem;
 use crate::response::{Fields, Refused, Reply};
+use crate::rules::{Rules, Selected, Selection, Who};
 
 /// Answers whether a request is not limited at all.
 pub(super) type Skip = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
 
-/// One policy of a layer.
-#[derive(Clone)]
-pub(super) struct Rule {
-    pub(super) policy: PolicyHandle,
-    pub(super) identity: Arc<dyn Identify>,
-    /// The value of `x-ratelimit-limit`, made once.
-    pub(super) limit: HeaderValue,
-}
-
 pub(super) struct Shared {
     pub(super) limiter: RateLimiter,
-    pub(super) rules: Vec<Rule>,
-    pub(super) missing: Missing,
-    pub(super) client_ip: ClientIp,
+    /// Which policies apply: a fixed list is one kind of rules.
+    pub(super) rules: Arc<dyn Rules>,
+    pub(super) who: Who,
     pub(super) skips: Vec<Skip>,
     pub(super) charge_preflights: bool,
     pub(super) fields: Fields,
@@ -94,28 +85,24 @@ impl Shared {
             return Admission::Forward(None);
         }
         let before = request.extensions().get::<Charged>();
-        let mut charges = Charges::new();
-        let mut notes = Notes::default();
-        let mut last: Option<(&Arc<dyn Identify>, Key)> = None;
-        for rule in &self.rules {
-            let key = match last {
-                Some((identity, key)) if Arc::ptr_eq(identity, &rule.identity) => key,
-                _ => match self.key_of(&*rule.identity, &head, &mut notes) {
-                    Ok(Some(key)) => key,
-                    Ok(None) => continue,
-                    Err(status) => return Admission::Refused(plain(status)),
-                },
-            };
-            last = Some((&rule.identity, key));
-            if !before.is_some_and(|charged| charged.holds(&rule.policy, &key)) {
-                charges.push(Charge::new(&rule.policy, key));
-            }
+        let mut selection = Selection::new(&self.who);
+        self.rules.select(&head, &mut selection);
+        let mut selected = selection.finish();
+        self.tell_of(selected.notes);
+        if let Some(status) = selected.rejected {
+            return Admission::Refused(plain(status));
         }
-        self.tell_of(notes);
+        if let Some(charged) = before {
+            selected.leave_out(|policy, key| charged.holds(policy, key));
+        }
+        // Which responses count is not asked yet: all do.
+        let Selected { charges, notes, .. } = selected;
         if charges.is_empty() {
             return Admission::Forward(None);
         }
-        let mark = self.may_nest().then(|| {
+        let may_nest = self.services.load(Ordering::Relaxed) > 1
+            || charges.iter().any(|charge| charge.policy().layers() > 1);
+        let mark = may_nest.then(|| {
             let here = charges.iter().map(|charge| (charge.policy().clone(), *charge.key()));
             Charged(before.iter().flat_map(|charged| charged.0.iter().cloned()).chain(here).collect())
         });
@@ -161,7 +148,7 @@ impl Shared {
             return Admission::Forward(Some(Shown { decision, mark: passed.mark, in_request }));
         }
         let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);
-        if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && self.client_ip.is_forwarded(head) {
+        if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && self.who.client_ip.is_forwarded(head) {
             // Perhaps a proxy that nobody has named, and all of its users.
             self.tell_of(Notes::UNTRUSTED_FORWARDED);
         }
@@ -176,43 +163,11 @@ impl Shared {
         Admission::Refused(response)
     }
 
-    /// The key of a request under one identity; nothing when it is not limited
-    /// by it, a status when it is turned away for want of one.
-    fn key_of(
-        &self,
-        identity: &dyn Identify,
-        head: &RequestHead<'_>,
-        notes: &mut Notes,
-    ) -> Result<Option<Key>, StatusCode> {
-        let identified = match identity.identify(head, KeyBuilder::default()) {
-            Identified::Missing(key) => match self.missing {
-                Missing::ByIp => self.client_ip.identify(head, key),
-                Missing::Shared => Identified::Known(key.missing(), Notes::default()),
-                Missing::Skip => return Ok(None),
-                Missing::Reject(status) => return Err(status),
-            },
-            known @ Identified::Known(..) => known,
-        };
-        match identified {
-            Identified::Known(key, noted) => {
-                *notes = notes.with(noted);
-                Ok(Some(key.finish()))
-            }
-            // An address is never missing.
-            Identified::Missing(key) => Ok(Some(key.finish())),
-        }
-    }
-
     fn is_free(&self, head: &RequestHead<'_>) -> bool {
         let preflight = !self.charge_preflights
             && head.method() == Method::OPTIONS
             && head.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
         preflight || self.skips.iter().any(|skip| skip(head))
-    }
-
-    /// Whether another layer further in could charge one of these policies.
-    fn may_nest(&self) -> bool {
-        self.services.load(Ordering::Relaxed) > 1 || self.rules.iter().any(|rule| rule.policy.layers() > 1)
     }
 
     fn tell_of(&self, notes: Notes) {
@@ -235,11 +190,7 @@ impl Shared {
 
     /// The value of `x-ratelimit-limit`, ready-made unless a fallback has its own.
     fn limit_value(&self, decision: &Decision) -> HeaderValue {
-        let own = |rule: &&Rule| rule.policy.policy().name() == decision.policy();
-        match self.rules.iter().find(own) {
-            Some(rule) if rule.policy.policy().rate().limit() == decision.limit() => rule.limit.clone(),
-            _ => crate::response::number(decision.limit()),
-        }
+        self.rules.limit_value(decision.limit()).unwrap_or_else(|| crate::response::number(decision.limit()))
     }
 }
 
@@ -258,12 +209,10 @@ impl Shown {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let policies: Vec<_> = self.rules.iter().map(|rule| &rule.policy).collect();
         f.debug_struct("RateLimitLayer")
             .field("limiter", &self.limiter)
-            .field("policies", &policies)
-            .field("missing", &self.missing)
-            .field("client_ip", &self.client_ip)
+            .field("missing", &self.who.missing)
+            .field("client_ip", &self.who.client_ip)
             .finish_non_exhaustive()
     }
 }

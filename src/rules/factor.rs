@@ -88,6 +88,12 @@ impl Factor {
         &self.0.name
     }
 
+    #[cfg(feature = "rules-file")]
+    pub(super) fn is_for_nobody(&self) -> bool {
+        let Inner { users, tenants, plans, when, .. } = &*self.0;
+        users.is_empty() && tenants.is_empty() && plans.is_empty() && when.is_none()
+    }
+
     pub(super) fn check(&self) -> Result<(), BuildError> {
         let Inner { numerator, denominator, .. } = *self.0;
         let legal = 1..=MAX_PART;

@@ -135,6 +135,10 @@ impl Limit {
         &self.policy
     }
 
+    pub(crate) fn identity(&self) -> Option<&Arc<dyn Identify>> {
+        self.identity.as_ref()
+    }
+
     pub(super) fn check(&self) -> Result<(), BuildError> {
         for (i, (name, limit)) in self.plans.iter().enumerate() {
             if *limit > MAX_LIMIT {

@@ -8,7 +8,8 @@ use http::{HeaderValue, StatusCode};
 
 use super::count_if::CountIf;
 use super::{Facts, Limit};
-use crate::identity::{ClientIp, Identify, Missing, Notes, RequestHead};
+use crate::identity::missing::Missing;
+use crate::identity::{ClientIp, Identify, Notes, RequestHead};
 use crate::key::Key;
 use crate::limiter::{Charge, Charges, PolicyHandle};
 use crate::policy::MAX_POLICIES;
@@ -40,6 +41,18 @@ pub(crate) struct Selected {
     pub(crate) notes: Notes,
     /// The request is turned away for want of an identity.
     pub(crate) rejected: Option<StatusCode>,
+}
+
+impl Selected {
+    /// Takes out what is charged already.
+    pub(crate) fn leave_out(&mut self, is_charged: impl Fn(&PolicyHandle, &Key) -> bool) {
+        for i in (0..self.charges.len()).rev() {
+            if is_charged(self.charges[i].policy(), self.charges[i].key()) {
+                drop(self.charges.remove(i));
+                self.counts.remove(i);
+            }
+        }
+    }
 }
 
 impl<'a> Selection<'a> {

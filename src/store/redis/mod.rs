@@ -41,6 +41,8 @@ pub(crate) struct Asked {
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
     pub(crate) act: Act,
+    /// Blocks with less than this left are over, see [`Rule::pardon`].
+    pub(crate) pardon: Millis,
     /// `None` where no reservations are kept.
     pub(crate) reservations: Option<Reservations>,
     /// What this replica has counted by itself and sends in front.
@@ -301,11 +303,11 @@ impl Probe for WriteProbe {
         for (window, act) in
             [(1000, Act::Charge), (1, Act::Charge), (1000, Act::Reserve), (1000, Act::Settle)]
         {
-            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
+            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true, pardon: 0 };
             let reservations =
                 Reservations { key: format!("{key}:=open"), member: member.clone(), held_for: 1 };
             let reservations = (!matches!(act, Act::Charge)).then_some(reservations);
-            let asked = [Asked { key: key.clone(), rule, cost: 1, act, reservations, owed: None }];
+            let asked = [Asked { key: key.clone(), rule, cost: 1, act, pardon: 0, reservations, owed: None }];
             let reply =
                 self.script.run(&mut connection, |command| fill(command, &asked, Duration::ZERO)).await?;
             if reply.len() != REPLIED {
@@ -357,7 +359,7 @@ fn fill(command: &mut Cmd, asked: &[Asked], server_now: Duration) {
 }
 
 fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
-    let Rule { kind, limit, window, block, enforced } = asked.rule;
+    let Rule { kind, limit, window, block, enforced, .. } = asked.rule;
     let algorithm = match kind {
         Kind::FixedWindow => 'f',
         Kind::SlidingWindow => 's',
@@ -373,7 +375,7 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
     command.arg(&form[..if asked.reservations.is_some() { 3 } else { 2 }]);
     // What is above the limit is too large, however far above.
     let cost = asked.cost.min(MAX_LIMIT + 1);
-    command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
+    command.arg(limit).arg(window).arg(block).arg(asked.pardon).arg(cost).arg(u8::from(enforced));
     if let Kind::TokenBucket { refill } = kind {
         command.arg(refill);
     }

@@ -6,8 +6,10 @@
 -- ARGV   the number of counters, and of debts; then, for each counter
 --          two or three letters: the algorithm (f, s, b); c for a charge, r to
 --          reserve, s to settle, u to give back; o if reservations are kept
---          limit (a bucket's burst), window in ms, block in ms (0: none), cost
---          (0: charges nothing, refused when 1 would be), enforced (1 or 0)
+--          limit (a bucket's burst), window in ms, block in ms (0: none), pardon
+--          in ms (a block with less than that left is over: it was started by a
+--          stricter rule, since replaced), cost (0: charges nothing, refused
+--          when 1 would be), enforced (1 or 0)
 --          b: how many tokens come back in each window
 --          o: the position of the set of open reservations
 --          r: the name of the reservation, and for how many ms it is held
@@ -88,7 +90,7 @@ for i = 1, counters do
   local form = take()
   local rule = { key = KEYS[i], letter = string.sub(form, 1, 1), act = string.sub(form, 2, 2) }
   rule.algorithm = algorithms[rule.letter]
-  rule.limit, rule.window, rule.block = number(), number(), number()
+  rule.limit, rule.window, rule.block, rule.pardon = number(), number(), number(), number()
   rule.cost, rule.enforced = number(), take() == '1'
   if rule.letter == 'b' then rule.refill = math.max(number(), 1) end
   if string.sub(form, 3) == 'o' then
@@ -138,6 +140,10 @@ for i = 1, counters do
   local rule = rules[i]
   local state, failed = read(rule, rule.key)
   if not state then return failed end
+  if state.blocked and state.left >= 0 and state.left < rule.pardon then
+    redis.call('DEL', rule.key)
+    state = read(rule, rule.key)
+  end
   if state.blocked then
     if state.left == -1 then
       state.left = rule.block > 0 and rule.block or rule.window
