@@ -188,6 +188,8 @@ impl Limit {
             ("algorithm", format!("{:?}", policy.algorithm())),
             ("limit", policy.rate().limit().to_string()),
             ("window", duration(policy.rate().window())),
+            ("burst", policy.max_burst().map_or_else(|| NONE.to_owned(), |burst| burst.to_string())),
+            ("reserve", policy.reservation().map_or_else(|| NONE.to_owned(), duration)),
             ("block", policy.block().map_or_else(|| NONE.to_owned(), duration)),
             ("on_store_failure", format!("{:?}", policy.store_failure()).to_lowercase()),
             ("mode", if policy.is_shadow() { "shadow" } else { "enforce" }.to_owned()),
@@ -215,6 +217,7 @@ impl Limit {
         let longest = |limit: &Self| limit.policy.block().unwrap_or_default();
         now.limit() > then.limit()
             || now.window() < then.window()
+            || self.policy.max_burst() > before.policy.max_burst()
             || longest(self) < longest(before)
             || (self.policy.is_shadow() && !before.policy.is_shadow())
             || self.listed_plans() != before.listed_plans()
@@ -248,8 +251,14 @@ impl fmt::Display for Limit {
         let Self { policy, cost, count_if, .. } = self;
         let rate = policy.rate();
         write!(f, "{}: {:?} {} in {}", policy.name(), policy.algorithm(), rate.limit(), duration(rate.window()))?;
+        if let Some(burst) = policy.max_burst() {
+            write!(f, ", burst {burst}")?;
+        }
         if let Some(block) = policy.block() {
             write!(f, ", then blocked for {}", duration(block))?;
+        }
+        if let Some(held) = policy.reservation() {
+            write!(f, ", held for {}", duration(held))?;
         }
         if policy.is_shadow() {
             f.write_str(", shadow")?;

@@ -87,9 +87,9 @@ fn names(table: &Table<'_>, field: &str) -> Result<Vec<Arc<str>>> {
 
 fn policies(file: &RulesFile, root: &Table<'_>, factors: &Named<Factor>) -> Result<Named<Limit>> {
     let mut policies = Named::new();
-    let Some(section) = root.get("policies") else { return Ok(policies) };
     let mut loose: Vec<_> = factors.keys().collect();
-    for value in section.table("policies".to_owned(), None)?.fields() {
+    let section = root.get("policies").map(|section| section.table("policies".to_owned(), None)).transpose()?;
+    for value in section.iter().flat_map(Table::fields) {
         let table = value.table(format!("policy {}", value.field), Some(&POLICY))?;
         let mut limit = limit(file, &table, policy(&value.field, &table)?)?;
         for name in table.texts("factors")? {
@@ -277,7 +277,7 @@ fn skips(file: &RulesFile, section: &Value<'_>, mut rules: RuleSet) -> Result<Ru
     for value in table.texts("ips")? {
         let takes = || value.error("an address or a CIDR range such as \"10.0.0.0/8\"");
         let text = value.as_str().ok_or_else(takes)?.to_owned();
-        identity::from_ranges(file.client_ip.clone(), std::slice::from_ref(&text)).map_err(|_| takes())?;
+        drop(identity::from_ranges(file.client_ip.clone(), std::slice::from_ref(&text)).map_err(|_| takes())?);
         ranges.push(text);
     }
     Ok(if ranges.is_empty() { rules } else { rules.skip_ips(file.client_ip.clone(), ranges) })
