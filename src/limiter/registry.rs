@@ -133,10 +133,10 @@ impl PolicyHandle {
     }
 
     /// Lifts the blocks that were started before `now`, by a rule that may have
-    /// had another block: all that end before one could that starts now.
+    /// had another block: all that end before one could that starts next.
     pub(crate) fn pardon_before(&self, now: Millis, replaced: &Self) {
         let block = if self.0.rule.block > 0 { self.0.rule.block } else { replaced.0.rule.block };
-        self.0.pardon.store(now.saturating_add(block), Ordering::Relaxed);
+        self.0.pardon.store(now.saturating_add(block).saturating_add(1), Ordering::Relaxed);
     }
 
     pub(crate) fn id(&self) -> PolicyId {

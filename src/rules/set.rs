@@ -124,7 +124,7 @@ impl RuleSet {
     /// Everything that can be wrong with rules, before anybody knows them.
     pub(super) fn check(&self) -> Result<(), BuildError> {
         self.skips()?;
-        self.all_rules().try_for_each(Rule::check)?;
+        self.rules.iter().chain([&self.default_rule()]).try_for_each(Rule::check)?;
         let mut known = BTreeMap::new();
         for limit in self.limits() {
             limit.policy.check()?;
@@ -139,10 +139,6 @@ impl RuleSet {
     /// The default as a rule behind all others.
     pub(super) fn default_rule(&self) -> Rule {
         self.default.iter().fold(Rule::any(), |rule, limit| rule.limit(limit.clone()))
-    }
-
-    fn all_rules(&self) -> impl Iterator<Item = &Rule> {
-        self.rules.iter()
     }
 
     pub(super) fn limits(&self) -> impl Iterator<Item = &Limit> {

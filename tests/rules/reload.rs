@@ -89,6 +89,7 @@ async fn a_raised_limit_lifts_the_block_that_the_lower_one_has_started() {
     ruled.advance(secs(100));
     assert_eq!(ruled.ask(ask("POST", "/")).await.retry_after, Some(200));
     ruled.live.plan(rules(3)).unwrap().apply().unwrap();
+    ruled.advance(secs(1));
     assert_eq!(ruled.admits(|| ask("POST", "/")).await, 3);
     // The new rule's own block is not lifted by that.
     ruled.advance(secs(299));
@@ -121,6 +122,7 @@ async fn o_win_6_a_shorter_window_admits_within_one_new_window() {
     let ruled = Ruled::by(window(5, 3_600));
     assert_eq!(ruled.admits(|| ask("GET", "/")).await, 5);
     ruled.live.plan(window(5, 1)).unwrap().apply().unwrap();
+    assert_eq!(ruled.ask(ask("GET", "/")).await.retry_after, Some(1));
     ruled.advance(secs(1));
     assert_eq!(ruled.ask(ask("GET", "/")).await.status, 200);
     ruled.live.plan(window(10, 3_600)).unwrap().apply().unwrap();

@@ -117,7 +117,7 @@ async fn workspaces_share_nothing() {
     let ruled = Ruled::by(from_file());
     let write = |who: &str| ask("POST", "/api/projects").who(who);
     assert_eq!(ruled.admits(|| write("acme.ann.free")).await, 20);
-    assert_eq!(ruled.seen.keys(), ["api-write workspace=acme:ip=203.0.113.9:ann:route=/api/%7B%2Arest%7D"]);
+    assert_eq!(ruled.seen.keys(), ["api-write workspace=acme:ip=203.0.113.9:ann:route=/api/%7B*rest%7D"]);
     for who in ["beta.ann.free", "acme.bob.free"] {
         assert_eq!(ruled.ask(write(who)).await.remaining, Some(19), "{who}");
     }
