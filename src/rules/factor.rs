@@ -104,9 +104,8 @@ impl Factor {
     }
 
     pub(super) fn applies(&self, head: &RequestHead<'_>, facts: &Facts) -> bool {
-        let holds = |names: &BTreeSet<Arc<str>>, name: Option<&str>| {
-            name.is_some_and(|name| names.contains(name))
-        };
+        let holds =
+            |names: &BTreeSet<Arc<str>>, name: Option<&str>| name.is_some_and(|name| names.contains(name));
         let Inner { users, tenants, plans, when, .. } = &*self.0;
         (!users.is_empty() && holds(users, facts.user(head)))
             || (!tenants.is_empty() && holds(tenants, facts.tenant(head)))

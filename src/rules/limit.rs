@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use super::count_if::{CountIf, ResponseHead};
-use super::{Facts, Factor};
+use super::{Factor, Facts};
 use crate::identity::{Described, Identify, RequestHead};
 use crate::limiter::BuildError;
 use crate::policy::{MAX_LIMIT, OnStoreFailure, Policy, PolicyError};
@@ -176,7 +176,8 @@ impl Limit {
 
     /// All limits that are known beforehand.
     pub(super) fn limits(&self) -> impl Iterator<Item = u64> {
-        let plain = std::iter::once(self.policy.rate().limit()).chain(self.plans.iter().map(|(_, limit)| *limit));
+        let plain =
+            std::iter::once(self.policy.rate().limit()).chain(self.plans.iter().map(|(_, limit)| *limit));
         let times = |limit| self.factors.iter().map(move |factor| factor.of(limit));
         plain.flat_map(move |limit| std::iter::once(limit).chain(times(limit)))
     }
@@ -193,7 +194,12 @@ impl Limit {
             ("block", policy.block().map_or_else(|| NONE.to_owned(), duration)),
             ("on_store_failure", format!("{:?}", policy.store_failure()).to_lowercase()),
             ("mode", if policy.is_shadow() { "shadow" } else { "enforce" }.to_owned()),
-            ("identity", self.identity.as_ref().map_or_else(|| "the layer's".to_owned(), |who| Described(who).to_string())),
+            (
+                "identity",
+                self.identity
+                    .as_ref()
+                    .map_or_else(|| "the layer's".to_owned(), |who| Described(who).to_string()),
+            ),
             ("cost", self.cost.to_string()),
             ("count", self.count_if.as_ref().map_or_else(|| "all".to_owned(), ToString::to_string)),
         ];
@@ -250,7 +256,14 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { policy, cost, count_if, .. } = self;
         let rate = policy.rate();
-        write!(f, "{}: {:?} {} in {}", policy.name(), policy.algorithm(), rate.limit(), duration(rate.window()))?;
+        write!(
+            f,
+            "{}: {:?} {} in {}",
+            policy.name(),
+            policy.algorithm(),
+            rate.limit(),
+            duration(rate.window())
+        )?;
         if let Some(burst) = policy.max_burst() {
             write!(f, ", burst {burst}")?;
         }

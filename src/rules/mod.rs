@@ -22,8 +22,8 @@
 //! extensions, see [`Facts`].
 
 mod count_if;
-mod facts;
 mod factor;
+mod facts;
 #[cfg(feature = "rules-file")]
 mod file;
 mod fixed;

@@ -125,7 +125,8 @@ impl Rule {
 
     /// What it is for, without its limits.
     pub(super) fn title(&self) -> String {
-        let mut title = vec![if self.routes.is_empty() { "any route".to_owned() } else { self.routes.join(" ") }];
+        let mut title =
+            vec![if self.routes.is_empty() { "any route".to_owned() } else { self.routes.join(" ") }];
         title.extend(self.methods.iter().map(ToString::to_string));
         for (what, names) in [("plan", &self.plans), ("tenant", &self.tenants)] {
             if !names.is_empty() {
