@@ -9,6 +9,7 @@ mod support;
 
 mod access;
 mod blocks;
+mod bounds;
 mod cancellation;
 mod concurrency;
 mod conformance;
