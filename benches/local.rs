@@ -64,7 +64,7 @@ impl Table {
     fn throughput(&self, first: u32, threads: u32) -> f64 {
         let each = CHECKS / threads;
         let start = Barrier::new(threads as usize + 1);
-        thread::scope(|scope| {
+        let started = thread::scope(|scope| {
             for i in 0..threads {
                 let start = &start;
                 scope.spawn(move || {
@@ -76,11 +76,8 @@ impl Table {
             }
             start.wait();
             Instant::now()
-        })
-        .elapsed()
-        .as_secs_f64()
-        .recip()
-            * f64::from(each * threads)
+        });
+        f64::from(each * threads) / started.elapsed().as_secs_f64()
     }
 }
 
@@ -137,11 +134,7 @@ fn main() -> ExitCode {
             }
             let ratio = best_full / best_room;
             is_fast &= ratio >= 0.5;
-            println!(
-                "| {name} | {threads} | {:.2} | {:.2} | {ratio:.2} |",
-                best_room / 1e6,
-                best_full / 1e6
-            );
+            println!("| {name} | {threads} | {:.2} | {:.2} | {ratio:.2} |", best_room / 1e6, best_full / 1e6);
         }
     }
     if is_fast {

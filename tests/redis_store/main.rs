@@ -25,5 +25,6 @@ mod runtimes;
 mod scripts;
 mod secrets;
 mod setup;
+mod shares;
 mod sharing;
 mod windows;
