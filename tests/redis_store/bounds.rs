@@ -2,6 +2,9 @@
 //! the formulas in the docs of the crate. Each case reaches its bound, so none
 //! of them is looser than it has to be.
 
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
 use tower_ratelimit::{Decision, PolicyHandle, RateLimiter, Source};
 
 use crate::setup::{Dice, PATIENT, Redis, builder, eventually, fixed, hit, ms, who};
@@ -395,6 +398,70 @@ async fn redis_counts_what_was_admitted_less_what_is_still_owed() {
             assert_eq!(fleet.count() + owed, fleet.admitted, "round {round}, step {step}");
         }
     }
+}
+
+/// Whatever is done to the path of one replica, and however many of its requests
+/// are under way: each counts, those of unknown outcome at most twice.
+#[tokio::test]
+async fn one_replica_behind_a_path_that_fails_at_random_never_exceeds_the_limit() {
+    let server = Arc::new(RedisServer::start());
+    let mut rounds = JoinSet::new();
+    for round in 0..24 {
+        let server = server.clone();
+        rounds.spawn(async move {
+            let mut dice = Dice::new(round + 1);
+            let proxy = Proxy::start(server.addr()).await;
+            let limiter = builder(proxy.url()).namespace(format!("round-{round}")).deadline(ms(60));
+            let limiter = limiter.build().unwrap();
+            let policy = limiter.policy(fixed("http", LIMIT, 60_000)).unwrap();
+            let mut admitted = 0;
+            // More losses would keep it away for ever longer.
+            for _ in 0..3 {
+                let cut = usize::try_from(dice.roll(14)).unwrap();
+                let fault = match dice.roll(8) {
+                    0 => Mode::Reset,
+                    1 => Mode::Swallow,
+                    2 => Mode::Hold,
+                    3 => Mode::Delay(ms(40 + dice.roll(80))),
+                    4 => Mode::SilentReplyAfter(cut),
+                    5 => Mode::ResetReplyAfter(cut),
+                    _ => Mode::CutReplyAfter(cut),
+                };
+                for mode in [Mode::Forward, fault, Mode::Forward] {
+                    proxy.set_mode(mode);
+                    for _ in 0..dice.roll(3) {
+                        admitted += at_once(&limiter, &policy, 1 + dice.roll(6)).await;
+                        tokio::time::sleep(ms(dice.roll(60))).await;
+                    }
+                }
+            }
+            eventually("it is back on Redis", || limiter.is_connected()).await;
+            let mut last = hit(&limiter, &policy, ANN).await;
+            while last.source() != Source::DenyCache {
+                admitted += u64::from(last.is_allowed());
+                // A decision without Redis does not yield to those who connect.
+                tokio::task::yield_now().await;
+                last = hit(&limiter, &policy, ANN).await;
+            }
+            assert!(admitted <= LIMIT, "round {round}: {admitted} admitted");
+            let key = policy.store_key(&who(ANN));
+            let count: u64 = server.get(&key).unwrap().parse().unwrap();
+            assert!(count >= admitted, "round {round}: {admitted} admitted, {count} counted");
+            // Nearly nothing was counted twice.
+            assert!(admitted >= LIMIT / 2, "round {round}: {admitted} admitted");
+        });
+    }
+    rounds.join_all().await;
+}
+
+/// So many requests at once: how many were admitted.
+async fn at_once(limiter: &RateLimiter, policy: &PolicyHandle, requests: u64) -> u64 {
+    let mut under_way = JoinSet::new();
+    for _ in 0..requests {
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        under_way.spawn(async move { u64::from(hit(&limiter, &policy, ANN).await.is_allowed()) });
+    }
+    under_way.join_all().await.into_iter().sum()
 }
 
 fn ok(server: &RedisServer, command: &[&str]) {
