@@ -251,7 +251,7 @@
 //!   for an address and about 290 for the longest key, so 40 to 70 MB when full.
 //!   When it is full, the soonest-ending of those with something left go first; those that were
 //!   refused stay, and newcomers share one bucket when there is nobody else. A full table
-//!   has at least half the throughput of one with room: 0.7 to 0.9 of it on two cores,
+//!   has at least half the throughput of one with room: about 0.7 of it and more,
 //!   as `cargo bench --bench local` prints.
 //! * **Allocations.** In memory the check, and the layer around one service without
 //!   headers, allocate nothing. The headers take four allocations, two of them in the
