@@ -23,6 +23,7 @@ pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
 use self::settle::Reservation;
 pub use self::settle::Reserved;
+pub(crate) use self::settle::Settling;
 use crate::algorithm::{Act, Rule};
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};

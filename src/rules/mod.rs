@@ -37,6 +37,7 @@ mod set;
 
 use http::HeaderValue;
 
+pub(crate) use self::count_if::CountIf;
 pub use self::count_if::ResponseHead;
 pub use self::factor::Factor;
 pub use self::facts::Facts;
