@@ -78,6 +78,13 @@ impl LiveRules {
         self.compiled().set.clone()
     }
 
+    /// The policy of this name, if the rules that apply now have it: for a look at
+    /// its counts.
+    #[must_use]
+    pub fn policy(&self, name: &str) -> Option<PolicyHandle> {
+        self.compiled().handles.get(name).cloned()
+    }
+
     /// What it would mean to go over to other rules. Nothing changes before
     /// [`apply`](ReloadPlan::apply).
     ///
