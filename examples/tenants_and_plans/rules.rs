@@ -55,13 +55,12 @@ fn api(rules: RuleSet, client_ip: &ClientIp) -> RuleSet {
     let api = || Rule::route("/api/{*rest}");
     rules
         .rule(Rule::route("/api/exports").limit(scoped(Policy::fixed_window("export", Rate::per_hour(5)))))
-        .rule(
-            api()
-                .method(Method::POST)
-                .method(Method::PUT)
-                .method(Method::PATCH)
-                .limit(per_minute("api-write", 20, 100, 1_000)),
-        )
+        .rule(api().method(Method::POST).method(Method::PUT).method(Method::PATCH).limit(per_minute(
+            "api-write",
+            20,
+            100,
+            1_000,
+        )))
         .rule(api().method(Method::DELETE).limit(per_minute("api-delete", 10, 50, 500)))
         .rule(api().limit(per_minute("api-read", 100, 500, 5_000)))
 }

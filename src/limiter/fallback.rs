@@ -117,7 +117,8 @@ impl Inner {
         let (now, generation, resets) = (self.clock.now(), turn.generation(), self.local.resets());
         let debts: ArrayVec<_, MAX_POLICIES> =
             charges.iter().map(|charge| self.local.owed(&charge.asked(), generation, now)).collect();
-        let asked = charges.iter().zip(&debts).map(|(charge, debt)| charge.asked_of_redis(debt.as_ref(), now));
+        let asked =
+            charges.iter().zip(&debts).map(|(charge, debt)| charge.asked_of_redis(debt.as_ref(), now));
         let asked = asked.collect();
         (asked, Sent { debts, generation, resets })
     }

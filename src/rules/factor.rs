@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use super::Facts;
+use super::{Facts, Predicate};
 use crate::identity::RequestHead;
 use crate::limiter::BuildError;
 use crate::policy::MAX_LIMIT;
@@ -35,7 +35,7 @@ struct Inner {
     users: BTreeSet<Arc<str>>,
     tenants: BTreeSet<Arc<str>>,
     plans: BTreeSet<Arc<str>>,
-    when: Option<Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>>,
+    when: Option<Predicate>,
 }
 
 impl Factor {
@@ -104,9 +104,8 @@ impl Factor {
     }
 
     pub(super) fn applies(&self, head: &RequestHead<'_>, facts: &Facts) -> bool {
-        let holds = |names: &BTreeSet<Arc<str>>, name: Option<&str>| {
-            name.is_some_and(|name| names.contains(name))
-        };
+        let holds =
+            |names: &BTreeSet<Arc<str>>, name: Option<&str>| name.is_some_and(|name| names.contains(name));
         let Inner { users, tenants, plans, when, .. } = &*self.0;
         (!users.is_empty() && holds(users, facts.user(head)))
             || (!tenants.is_empty() && holds(tenants, facts.tenant(head)))

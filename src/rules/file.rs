@@ -148,7 +148,11 @@ impl RulesFile {
         }
         let document = DeTable::parse(text).map_err(|error| {
             let line = error.span().map_or(1, |span| table::line_of(text, span.start));
-            RulesFileError::new(line, "file", format!("it is not TOML, {}", error.message().replace('\n', ", ")))
+            RulesFileError::new(
+                line,
+                "file",
+                format!("it is not TOML, {}", error.message().replace('\n', ", ")),
+            )
         })?;
         let sections = ["skip", "factors", "policies", "rules", "otherwise"];
         let root = Table::new(text, "the file".to_owned(), 1, document.get_ref(), Some(&sections))?;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use super::count_if::{CountIf, ResponseHead};
-use super::{Facts, Factor};
+use super::{Factor, Facts};
+use crate::algorithm::Rule as Arithmetic;
 use crate::identity::{Described, Identify, RequestHead};
 use crate::limiter::BuildError;
 use crate::policy::{MAX_LIMIT, OnStoreFailure, Policy, PolicyError};
@@ -174,11 +175,14 @@ impl Limit {
         }
     }
 
-    /// All limits that are known beforehand.
+    /// All limits that are known beforehand, as a client is told of them.
     pub(super) fn limits(&self) -> impl Iterator<Item = u64> {
-        let plain = std::iter::once(self.policy.rate().limit()).chain(self.plans.iter().map(|(_, limit)| *limit));
+        let plain =
+            std::iter::once(self.policy.rate().limit()).chain(self.plans.iter().map(|(_, limit)| *limit));
         let times = |limit| self.factors.iter().map(move |factor| factor.of(limit));
-        plain.flat_map(move |limit| std::iter::once(limit).chain(times(limit)))
+        // The limit of a bucket is its burst.
+        let told = |limit| Arithmetic::of(&self.policy).with_limit(limit).limit;
+        plain.flat_map(move |limit| std::iter::once(limit).chain(times(limit))).map(told)
     }
 
     /// Its settings one by one, for those who compare two.
@@ -193,12 +197,22 @@ impl Limit {
             ("block", policy.block().map_or_else(|| NONE.to_owned(), duration)),
             ("on_store_failure", format!("{:?}", policy.store_failure()).to_lowercase()),
             ("mode", if policy.is_shadow() { "shadow" } else { "enforce" }.to_owned()),
-            ("identity", self.identity.as_ref().map_or_else(|| "the layer's".to_owned(), |who| Described(who).to_string())),
+            (
+                "identity",
+                self.identity
+                    .as_ref()
+                    .map_or_else(|| "the layer's".to_owned(), |who| Described(who).to_string()),
+            ),
             ("cost", self.cost.to_string()),
             ("count", self.count_if.as_ref().map_or_else(|| "all".to_owned(), ToString::to_string)),
         ];
         settings.extend([("plans", self.listed_plans()), ("factors", self.listed_factors())]);
         settings
+    }
+
+    fn of_plan(&self, name: &str) -> u64 {
+        let known = self.plans.iter().find(|(plan, _)| **plan == *name);
+        known.map_or(self.policy.rate().limit(), |(_, limit)| *limit)
     }
 
     fn listed_plans(&self) -> String {
@@ -211,7 +225,8 @@ impl Limit {
         join(self.factors.iter().map(ToString::to_string))
     }
 
-    /// Whether it allows more than another one did, to anybody.
+    /// Whether it allows more than another one did, to anybody; a changed factor
+    /// may. What closures say is not known.
     pub(super) fn is_looser_than(&self, before: &Self) -> bool {
         let (now, then) = (self.policy.rate(), before.policy.rate());
         let longest = |limit: &Self| limit.policy.block().unwrap_or_default();
@@ -220,7 +235,11 @@ impl Limit {
             || self.policy.max_burst() > before.policy.max_burst()
             || longest(self) < longest(before)
             || (self.policy.is_shadow() && !before.policy.is_shadow())
-            || self.listed_plans() != before.listed_plans()
+            || self
+                .plans
+                .iter()
+                .chain(&before.plans)
+                .any(|(plan, _)| self.of_plan(plan) > before.of_plan(plan))
             || self.listed_factors() != before.listed_factors()
     }
 }
@@ -250,7 +269,14 @@ impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { policy, cost, count_if, .. } = self;
         let rate = policy.rate();
-        write!(f, "{}: {:?} {} in {}", policy.name(), policy.algorithm(), rate.limit(), duration(rate.window()))?;
+        write!(
+            f,
+            "{}: {:?} {} in {}",
+            policy.name(),
+            policy.algorithm(),
+            rate.limit(),
+            duration(rate.window())
+        )?;
         if let Some(burst) = policy.max_burst() {
             write!(f, ", burst {burst}")?;
         }

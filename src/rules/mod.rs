@@ -22,8 +22,8 @@
 //! extensions, see [`Facts`].
 
 mod count_if;
-mod facts;
 mod factor;
+mod facts;
 #[cfg(feature = "rules-file")]
 mod file;
 mod fixed;
@@ -34,6 +34,8 @@ mod reload;
 mod rule;
 mod selection;
 mod set;
+
+use std::sync::Arc;
 
 use http::HeaderValue;
 
@@ -52,6 +54,9 @@ pub(crate) use self::selection::{Selected, Who};
 pub use self::set::RuleSet;
 use crate::identity::RequestHead;
 use crate::limiter::{BuildError, RateLimiter};
+
+/// Picks requests.
+type Predicate = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
 
 /// Chooses what a request is charged. [`LiveRules`] do it by rules; write your
 /// own where those do not fit.

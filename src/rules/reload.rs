@@ -112,7 +112,9 @@ fn policy_steps(before: &RuleSet, after: &RuleSet) -> Vec<String> {
             Some(then) => steps.extend(changes(name, then, now)),
         }
     }
-    steps.extend(before.keys().filter(|name| !after.contains_key(*name)).map(|name| format!("{name}: removed")));
+    steps.extend(
+        before.keys().filter(|name| !after.contains_key(*name)).map(|name| format!("{name}: removed")),
+    );
     steps
 }
 

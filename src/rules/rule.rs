@@ -6,12 +6,10 @@ use std::sync::Arc;
 use http::Method;
 
 use super::pattern::Pattern;
-use super::{Facts, Limit};
+use super::{Facts, Limit, Predicate};
 use crate::identity::RequestHead;
 use crate::limiter::BuildError;
 use crate::policy::MAX_POLICIES;
-
-type Predicate = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
 
 /// Requests by route, method, plan and tenant, and the limits for them.
 ///
@@ -125,7 +123,8 @@ impl Rule {
 
     /// What it is for, without its limits.
     pub(super) fn title(&self) -> String {
-        let mut title = vec![if self.routes.is_empty() { "any route".to_owned() } else { self.routes.join(" ") }];
+        let mut title =
+            vec![if self.routes.is_empty() { "any route".to_owned() } else { self.routes.join(" ") }];
         title.extend(self.methods.iter().map(ToString::to_string));
         for (what, names) in [("plan", &self.plans), ("tenant", &self.tenants)] {
             if !names.is_empty() {

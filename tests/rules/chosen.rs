@@ -2,7 +2,7 @@
 
 use http::{Method, StatusCode};
 use tower_ratelimit::identity::{ClientIp, Principal, Route};
-use tower_ratelimit::rules::{Facts, Factor, Limit, Rule, RuleSet};
+use tower_ratelimit::rules::{Factor, Facts, Limit, Rule, RuleSet};
 
 use crate::harness::{Ruled, ask, minute, secs};
 
@@ -154,9 +154,8 @@ async fn where_a_router_has_matched_its_pattern_decides() {
     use tower::ServiceExt as _;
     use tower_ratelimit::{RateLimitLayer, RateLimiter, rules::LiveRules};
 
-    let rules = RuleSet::new()
-        .rule(Rule::route("/api/{id}").limit(minute("api", 4)))
-        .otherwise(minute("http", 7));
+    let rules =
+        RuleSet::new().rule(Rule::route("/api/{id}").limit(minute("api", 4))).otherwise(minute("http", 7));
     let limiter = RateLimiter::memory();
     let live = LiveRules::new(&limiter, rules).unwrap();
     let layer = RateLimitLayer::builder(limiter).rules(live).build().unwrap();

@@ -144,7 +144,10 @@ fn observers_are_told_the_digest_of_the_rules() {
     let ruled = Ruled::by(http(1));
     let (one, two) = (http(1).digest(), http(2).digest());
     ruled.live.plan(http(2)).unwrap().apply().unwrap();
-    assert_eq!(ruled.seen.told(), [format!("rules {one} for None"), format!("rules {two} for Some(\"{one}\")")]);
+    assert_eq!(
+        ruled.seen.told(),
+        [format!("rules {one} for None"), format!("rules {two} for Some(\"{one}\")")]
+    );
     assert_ne!(one, two);
     assert_eq!(one.len(), 12);
 }

@@ -30,7 +30,15 @@ async fn the_file_and_the_rust_decide_alike_on_a_table_of_requests() {
     let mut requests = 0;
     for round in 0..8 {
         for method in ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "BREW", "OPTIONS"] {
-            for path in ["/auth/login", "/auth/register", "/auth/me", "/api/projects", "/api/exports", "/healthz", "/"] {
+            for path in [
+                "/auth/login",
+                "/auth/register",
+                "/auth/me",
+                "/api/projects",
+                "/api/exports",
+                "/healthz",
+                "/",
+            ] {
                 for who in ["acme.ann.free", "acme.vip.pro", "beta.ann.enterprise", "beta.bob.unheard-of"] {
                     let request = || ask(method, path).who(who).account(&who[5..8]);
                     let (left, right) = (file.ask(request()).await, rust.ask(request()).await);
@@ -82,9 +90,12 @@ async fn no_plan_and_no_vip_loosens_what_is_under_auth() {
 
 #[tokio::test]
 async fn each_plan_has_its_limits_by_method_and_vips_have_twice_as_much() {
-    for (plan, write, delete, read) in
-        [("free", 20, 10, 100), ("pro", 100, 50, 500), ("enterprise", 1_000, 500, 5_000), ("golden", 20, 10, 100)]
-    {
+    for (plan, write, delete, read) in [
+        ("free", 20, 10, 100),
+        ("pro", 100, 50, 500),
+        ("enterprise", 1_000, 500, 5_000),
+        ("golden", 20, 10, 100),
+    ] {
         for (user, times) in [("ann", 1), ("vip", 2)] {
             let ruled = Ruled::by(from_file());
             let who = format!("acme.{user}.{plan}");

@@ -64,7 +64,6 @@ impl Source {
     }
 }
 
-
 /// Goes over to what the file says whenever SIGHUP comes. Caught from now on.
 #[cfg(unix)]
 pub(crate) fn reload_on_hangup(source: Source, live: LiveRules) -> std::io::Result<()> {

@@ -15,8 +15,19 @@ use crate::rules::{Factor, Limit, Rule, RuleSet};
 type Result<T> = std::result::Result<T, RulesFileError>;
 
 const POLICY: [&str; 13] = [
-    "limit", "window", "algorithm", "burst", "block", "identity", "cost", "count", "reserve", "plans", "factors",
-    "on_store_failure", "mode",
+    "limit",
+    "window",
+    "algorithm",
+    "burst",
+    "block",
+    "identity",
+    "cost",
+    "count",
+    "reserve",
+    "plans",
+    "factors",
+    "on_store_failure",
+    "mode",
 ];
 
 const NAME: &str = "a name that is not empty";
@@ -31,7 +42,10 @@ pub(super) fn rule_set(file: &RulesFile, root: &Table<'_>) -> Result<RuleSet> {
     }
     if let Some(list) = root.get("rules") {
         for value in list.items()? {
-            let table = value.table("a rule".to_owned(), Some(&["policies", "route", "routes", "methods", "plans", "tenants"]))?;
+            let table = value.table(
+                "a rule".to_owned(),
+                Some(&["policies", "route", "routes", "methods", "plans", "tenants"]),
+            )?;
             let limits = limits(table.required("policies")?, &policies, &mut used)?;
             let rule = conditions(&table)?;
             rules = rules.rule(limits.into_iter().fold(rule, Rule::limit));
@@ -65,7 +79,11 @@ fn factors(root: &Table<'_>) -> Result<Named<Factor>> {
             .tenants(names(&table, "tenants")?)
             .plans(names(&table, "plans")?);
         if factor.is_for_nobody() {
-            return Err(RulesFileError::new(value.line, name, "is for nobody, it takes users, tenants or plans"));
+            return Err(RulesFileError::new(
+                value.line,
+                name,
+                "is for nobody, it takes users, tenants or plans",
+            ));
         }
         factors.insert(name, (value.line, factor));
     }
@@ -88,7 +106,8 @@ fn names(table: &Table<'_>, field: &str) -> Result<Vec<Arc<str>>> {
 fn policies(file: &RulesFile, root: &Table<'_>, factors: &Named<Factor>) -> Result<Named<Limit>> {
     let mut policies = Named::new();
     let mut loose: Vec<_> = factors.keys().collect();
-    let section = root.get("policies").map(|section| section.table("policies".to_owned(), None)).transpose()?;
+    let section =
+        root.get("policies").map(|section| section.table("policies".to_owned(), None)).transpose()?;
     for value in section.iter().flat_map(Table::fields) {
         let table = value.table(format!("policy {}", value.field), Some(&POLICY))?;
         let mut limit = limit(file, &table, policy(&value.field, &table)?)?;
@@ -132,8 +151,11 @@ fn policy(name: &str, table: &Table<'_>) -> Result<Policy> {
         policy = policy.reserve_for(value.duration()?);
     }
     if let Some(value) = table.get("on_store_failure") {
-        let choices =
-            [("local", OnStoreFailure::Local), ("deny", OnStoreFailure::Deny), ("allow", OnStoreFailure::Allow)];
+        let choices = [
+            ("local", OnStoreFailure::Local),
+            ("deny", OnStoreFailure::Deny),
+            ("allow", OnStoreFailure::Allow),
+        ];
         policy = policy.on_store_failure(value.one_of(&choices)?);
     }
     if let Some(value) = table.get("mode")
@@ -191,7 +213,10 @@ fn limit(file: &RulesFile, table: &Table<'_>, policy: Policy) -> Result<Limit> {
 fn part(file: &RulesFile, value: &Value<'_>) -> Result<Arc<dyn Identify>> {
     let words: Vec<_> = file.words.keys().map(String::as_str).collect();
     let takes = || {
-        value.error(format_args!("{}, header:<name>, secret-header:<name>, or <kind>=<word>", words.join(", ")))
+        value.error(format_args!(
+            "{}, header:<name>, secret-header:<name>, or <kind>=<word>",
+            words.join(", ")
+        ))
     };
     let text = value.as_str().ok_or_else(takes)?;
     let find = |word: &str| -> Option<Arc<dyn Identify>> {
@@ -277,7 +302,10 @@ fn skips(file: &RulesFile, section: &Value<'_>, mut rules: RuleSet) -> Result<Ru
     for value in table.texts("ips")? {
         let takes = || value.error("an address or a CIDR range such as \"10.0.0.0/8\"");
         let text = value.as_str().ok_or_else(takes)?.to_owned();
-        drop(identity::from_ranges(file.client_ip.clone(), std::slice::from_ref(&text)).map_err(|_| takes())?);
+        drop(
+            identity::from_ranges(file.client_ip.clone(), std::slice::from_ref(&text))
+                .map_err(|_| takes())?,
+        );
         ranges.push(text);
     }
     Ok(if ranges.is_empty() { rules } else { rules.skip_ips(file.client_ip.clone(), ranges) })

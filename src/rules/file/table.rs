@@ -75,7 +75,8 @@ impl<'a> Table<'a> {
     }
 
     pub(super) fn required(&self, field: &str) -> Result<&Value<'a>> {
-        self.get(field).ok_or_else(|| RulesFileError::new(self.line, field, format!("is missing in {}", self.name)))
+        self.get(field)
+            .ok_or_else(|| RulesFileError::new(self.line, field, format!("is missing in {}", self.name)))
     }
 
     /// The texts of a list, none if the field is not there.
@@ -118,9 +119,9 @@ impl<'a> Value<'a> {
             (MIN_WINDOW..=MAX_WINDOW).contains(duration) && duration.subsec_nanos().is_multiple_of(1_000_000)
         };
         let duration = self.as_str().and_then(|text| humantime::parse_duration(text).ok());
-        duration
-            .filter(legal)
-            .ok_or_else(|| self.error("a duration such as \"15m\", in whole milliseconds from 1 ms to 366 days"))
+        duration.filter(legal).ok_or_else(|| {
+            self.error("a duration such as \"15m\", in whole milliseconds from 1 ms to 366 days")
+        })
     }
 
     /// The one of these words that it is.
@@ -133,13 +134,13 @@ impl<'a> Value<'a> {
     }
 
     /// The values of a list, which is not too long to be meant.
-    pub(super) fn items(&self) -> Result<Vec<Value<'a>>> {
+    pub(super) fn items(&self) -> Result<Vec<Self>> {
         let DeValue::Array(items) = self.value.get_ref() else {
             return Err(self.error("a list"));
         };
         Ok(items
             .iter()
-            .map(|value| Value {
+            .map(|value| Self {
                 field: self.field.clone(),
                 line: line_of(self.text, value.span().start),
                 text: self.text,

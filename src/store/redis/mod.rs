@@ -299,7 +299,8 @@ impl Probe for WriteProbe {
         let key = format!("{}.probe:rl:{:08x}", self.namespace, fastrand::u32(..));
         let open = format!("{key}:=open");
         let asked = |window, act| {
-            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true, pardon: 0 };
+            let rule =
+                Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true, pardon: 0 };
             let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
             let reservations = Some(reservations);
             Asked { key: key.clone(), rule, cost: 1, act, pardon: 0, reservations, owed: None }

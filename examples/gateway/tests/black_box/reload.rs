@@ -79,7 +79,8 @@ fn it_is_effective_at_once_through_redis_as_well() {
 #[test]
 fn a_limit_without_a_block_keeps_its_count_through_redis() {
     let redis = RedisServer::start();
-    let exports = |limit| SAAS.replace("[policies.export]\nlimit = 5", &format!("[policies.export]\nlimit = {limit}"));
+    let exports =
+        |limit| SAAS.replace("[policies.export]\nlimit = 5", &format!("[policies.export]\nlimit = {limit}"));
     let file = RulesFile::new(&exports(5));
     let gateway = Gateway::start(&[
         ("RULES_FILE", file.path()),
@@ -108,7 +109,10 @@ fn a_broken_file_changes_nothing_and_says_line_and_reason() {
     let broken = [
         (writes(40).replace("limit = 40", "limit = forty"), format!("line {line}: file: it is not TOML")),
         (writes(40).replace("limit = 40", "limit = -40"), format!("line {line}: limit: -40 is not allowed")),
-        (writes(40).replace("limit = 40", "limti = 40"), format!("line {line}: limti: policy api-write has no")),
+        (
+            writes(40).replace("limit = 40", "limti = 40"),
+            format!("line {line}: limti: policy api-write has no"),
+        ),
     ];
     for (text, error) in &broken {
         file.write(text);
@@ -157,7 +161,9 @@ fn a_check_shows_the_plan_or_what_is_wrong_and_does_nothing() {
     let (is_content, said) = Gateway::check(&[("RULES_FILE", old.path())], old.path());
     assert!(is_content && said.ends_with("\nno change\n"), "{said}");
     let (is_content, said) = Gateway::check(&[], old.path());
-    assert!(is_content && said.contains("\nlogin: added\n") && said.contains("\notherwise: no limit -> http\n"));
+    assert!(
+        is_content && said.contains("\nlogin: added\n") && said.contains("\notherwise: no limit -> http\n")
+    );
 
     new.write("[policies.http]\nlimit = 5\nwindow = \"1 fortnight\"\n");
     let (is_content, said) = Gateway::check(&[], new.path());
@@ -169,9 +175,8 @@ fn a_check_shows_the_plan_or_what_is_wrong_and_does_nothing() {
 
 #[test]
 fn a_file_may_leave_nothing_to_the_gateway() {
-    let file = RulesFile::new(
-        "[policies.all]\nlimit = 1\nwindow = \"1m\"\n[otherwise]\npolicies = [\"all\"]\n",
-    );
+    let file =
+        RulesFile::new("[policies.all]\nlimit = 1\nwindow = \"1m\"\n[otherwise]\npolicies = [\"all\"]\n");
     let gateway = Gateway::start(&[("RULES_FILE", file.path())]);
     assert_eq!(gateway.get("/whoami").json()["key"], serde_json::Value::Null);
     assert_eq!(gateway.get("/").status, 429);

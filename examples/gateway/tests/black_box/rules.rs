@@ -37,8 +37,7 @@ fn assert_waits(refused: &Answer, seconds: u64) {
 #[test]
 fn five_wrong_passwords_for_an_account_block_it_for_an_hour() {
     let redis = RedisServer::start();
-    let gateway =
-        Gateway::start(&[PROXIED, ("REDIS_URL", &redis.url()), ("RATE_LIMIT_DEADLINE_MS", "5000")]);
+    let gateway = Gateway::start(&[PROXIED, ("REDIS_URL", &redis.url()), ("RATE_LIMIT_DEADLINE_MS", "5000")]);
     let mut client = gateway.connect();
     let spellings = ["ann@example.org", "Ann@Example.org", " ann@example.org "];
     for i in 0..5 {
@@ -150,8 +149,7 @@ fn each_plan_has_its_limits_by_method_and_a_vip_has_twice_as_much() {
 #[test]
 fn workspaces_share_nothing() {
     let redis = RedisServer::start();
-    let gateway =
-        Gateway::start(&[PROXIED, ("REDIS_URL", &redis.url()), ("RATE_LIMIT_DEADLINE_MS", "5000")]);
+    let gateway = Gateway::start(&[PROXIED, ("REDIS_URL", &redis.url()), ("RATE_LIMIT_DEADLINE_MS", "5000")]);
     let mut client = gateway.connect();
     assert_eq!(admits(|| api(&mut client, "POST", "acme.ann.free")).0, 20);
     for who in ["beta.ann.free", "acme.bob.free"] {
