@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
@@ -47,6 +48,14 @@ pub(crate) struct Asked {
     pub(crate) reservations: Option<Reservations>,
     /// What this replica has counted by itself and sends in front.
     pub(crate) owed: Option<Owed>,
+}
+
+impl Asked {
+    /// Whether it is a charge of a fixed window, and nothing else.
+    fn is_plain(&self) -> bool {
+        let is_charge = self.rule.kind == Kind::FixedWindow && self.act == Act::Charge;
+        is_charge && self.reservations.is_none() && self.owed.is_none() && self.pardon == 0
+    }
 }
 
 /// Where the open reservations of a counter are, and the one that is meant.
@@ -112,7 +121,7 @@ impl Remembered {
 /// Counts in Redis.
 pub(crate) struct RedisStore {
     link: Link<WriteProbe>,
-    check: Arc<Script>,
+    scripts: Arc<Scripts>,
     deadline: Duration,
     db: i64,
     waiting: Arc<AtomicUsize>,
@@ -134,11 +143,11 @@ impl RedisStore {
     ) -> Result<Self, RedisError> {
         let target = target.into_inner();
         let events: Events = Arc::new(events);
-        let check = Arc::new(Script::new(script::CHECK));
-        let probe = WriteProbe { script: check.clone(), namespace: namespace.to_owned(), deadline };
+        let scripts = Arc::new(Scripts::new());
+        let probe = WriteProbe { scripts: scripts.clone(), namespace: namespace.to_owned(), deadline };
         let db = target.redis_settings().db();
         let link = Link::new(target, deadline, probe, events.clone())?;
-        Ok(Self { link, check, deadline, db, waiting: Arc::default(), events })
+        Ok(Self { link, scripts, deadline, db, waiting: Arc::default(), events })
     }
 
     /// Which counters these are: the server and its database.
@@ -184,9 +193,10 @@ impl RedisStore {
         turn: &Turn,
         asked: Vec<Asked>,
     ) -> impl Future<Output = Result<Before, StoreError>> + Send + use<> {
-        let (script, mut connection) = (self.check.clone(), turn.live.connection.clone());
+        let (scripts, mut connection) = (self.scripts.clone(), turn.live.connection.clone());
         let server_now = turn.live.server_now();
         async move {
+            let script = scripts.of(&asked);
             let sent = script.run(&mut connection, |command| fill(command, &asked, server_now)).await;
             let reply = sent.map_err(|error| error::classify(&error))?;
             if reply.len() != REPLIED * asked.len() {
@@ -265,6 +275,23 @@ impl fmt::Debug for RedisStore {
     }
 }
 
+/// The scripts of a server.
+struct Scripts {
+    check: Script,
+    fixed_charges: Script,
+}
+
+impl Scripts {
+    fn new() -> Self {
+        Self { check: Script::new(script::CHECK), fixed_charges: Script::new(script::FIXED_CHARGES) }
+    }
+
+    /// The quickest one that can play a check.
+    fn of(&self, asked: &[Asked]) -> &Script {
+        if asked.iter().all(Asked::is_plain) { &self.fixed_charges } else { &self.check }
+    }
+}
+
 /// One of the places for checks under way. Given back however the check ends.
 struct Place(Arc<AtomicUsize>);
 
@@ -288,7 +315,7 @@ impl Drop for Place {
 /// decide. A ping would also be answered by a replica, by a server that
 /// is out of memory, and to a user that may not do what the script does.
 struct WriteProbe {
-    script: Arc<Script>,
+    scripts: Arc<Scripts>,
     namespace: String,
     deadline: Duration,
 }
@@ -302,16 +329,16 @@ impl Probe for WriteProbe {
             let rule =
                 Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true, pardon: 0 };
             let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
-            let reservations = Some(reservations);
+            let reservations = (act != Act::Charge).then_some(reservations);
             Asked { key: key.clone(), rule, cost: 1, act, pardon: 0, reservations, owed: None }
         };
-        // What settles finds the count of the first, what reserves a longer window
+        // The two checks take one script each. What settles finds the count of the first, what reserves a longer window
         // than its own: with the deletion every command of the script is run.
         let first = [asked(1000, Act::Charge)];
         let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
         for asked in [&first[..], &second] {
             let fill = |command: &mut Cmd| fill(command, asked, Duration::ZERO);
-            if self.script.run(&mut connection, fill).await?.len() != REPLIED * asked.len() {
+            if self.scripts.of(asked).run(&mut connection, fill).await?.len() != REPLIED * asked.len() {
                 return Err(unexpected_reply());
             }
         }
@@ -372,11 +399,17 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
         Act::Settle => 's',
         Act::Refund { .. } => 'u',
     };
-    let form = [algorithm, act, 'o'].map(|letter| letter as u8);
-    command.arg(&form[..if asked.reservations.is_some() { 3 } else { 2 }]);
+    let keeps = asked.reservations.is_some().then_some('o');
+    let pardons = (asked.pardon > 0).then_some('p');
+    let form: ArrayVec<u8, 4> = [Some(algorithm), Some(act), keeps, pardons]
+        .into_iter()
+        .flatten()
+        .map(|letter| letter as u8)
+        .collect();
+    command.arg(&form[..]);
     // What is above the limit is too large, however far above.
     let cost = asked.cost.min(MAX_LIMIT + 1);
-    command.arg(limit).arg(window).arg(block).arg(asked.pardon).arg(cost).arg(u8::from(enforced));
+    command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
     if let Kind::TokenBucket { refill } = kind {
         command.arg(refill);
     }
@@ -391,6 +424,9 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
     }
     if let Act::Refund { left } = asked.act {
         command.arg(left);
+    }
+    if asked.pardon > 0 {
+        command.arg(asked.pardon);
     }
 }
 
