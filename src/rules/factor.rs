@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use super::Facts;
+use super::{Facts, Predicate};
 use crate::identity::RequestHead;
 use crate::limiter::BuildError;
 use crate::policy::MAX_LIMIT;
@@ -35,7 +35,7 @@ struct Inner {
     users: BTreeSet<Arc<str>>,
     tenants: BTreeSet<Arc<str>>,
     plans: BTreeSet<Arc<str>>,
-    when: Option<Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>>,
+    when: Option<Predicate>,
 }
 
 impl Factor {

@@ -24,14 +24,13 @@ impl FixedRules {
         if limits.is_empty() {
             return Err(BuildError::NoPolicy);
         }
-        let values = LimitValues::of(&limits);
         let rule = limits.into_iter().fold(Rule::any(), Rule::limit);
         rule.check()?;
         let policies: Vec<_> = rule.limits.iter().map(|limit| limit.policy.clone()).collect();
         let handles = limiter.register::<MAX_POLICIES>(&policies)?;
         handles.iter().for_each(|handle| handle.count_layer());
         let bound = Bound::all(&rule.limits, handles, &Facts::new());
-        Ok(Self { bound, values })
+        Ok(Self { bound, values: LimitValues::of(&rule.limits) })
     }
 }
 

@@ -9,6 +9,7 @@ use http::StatusCode;
 
 use super::count_if::{CountIf, ResponseHead};
 use super::{Factor, Facts};
+use crate::algorithm::Rule as Arithmetic;
 use crate::identity::{Described, Identify, RequestHead};
 use crate::limiter::BuildError;
 use crate::policy::{MAX_LIMIT, OnStoreFailure, Policy, PolicyError};
@@ -192,12 +193,14 @@ impl Limit {
         }
     }
 
-    /// All limits that are known beforehand.
+    /// All limits that are known beforehand, as a client is told of them.
     pub(super) fn limits(&self) -> impl Iterator<Item = u64> {
         let plain =
             std::iter::once(self.policy.rate().limit()).chain(self.plans.iter().map(|(_, limit)| *limit));
         let times = |limit| self.factors.iter().map(move |factor| factor.of(limit));
-        plain.flat_map(move |limit| std::iter::once(limit).chain(times(limit)))
+        // The limit of a bucket is its burst.
+        let told = |limit| Arithmetic::of(&self.policy).with_limit(limit).limit;
+        plain.flat_map(move |limit| std::iter::once(limit).chain(times(limit))).map(told)
     }
 
     /// Its settings one by one, for those who compare two.
@@ -225,6 +228,11 @@ impl Limit {
         settings
     }
 
+    fn of_plan(&self, name: &str) -> u64 {
+        let known = self.plans.iter().find(|(plan, _)| **plan == *name);
+        known.map_or(self.policy.rate().limit(), |(_, limit)| *limit)
+    }
+
     fn listed_plans(&self) -> String {
         let read = self.limit_by.iter().map(|_| "what a closure says".to_owned());
         let plans = self.plans.iter().map(|(name, limit)| format!("{name} {limit}"));
@@ -235,7 +243,8 @@ impl Limit {
         join(self.factors.iter().map(ToString::to_string))
     }
 
-    /// Whether it allows more than another one did, to anybody.
+    /// Whether it allows more than another one did, to anybody; a changed factor
+    /// may. What closures say is not known.
     pub(super) fn is_looser_than(&self, before: &Self) -> bool {
         let (now, then) = (self.policy.rate(), before.policy.rate());
         let longest = |limit: &Self| limit.policy.block().unwrap_or_default();
@@ -244,7 +253,11 @@ impl Limit {
             || self.policy.max_burst() > before.policy.max_burst()
             || longest(self) < longest(before)
             || (self.policy.is_shadow() && !before.policy.is_shadow())
-            || self.listed_plans() != before.listed_plans()
+            || self
+                .plans
+                .iter()
+                .chain(&before.plans)
+                .any(|(plan, _)| self.of_plan(plan) > before.of_plan(plan))
             || self.listed_factors() != before.listed_factors()
     }
 }

@@ -10,12 +10,17 @@ use http::HeaderValue;
 use super::reload::ReloadPlan;
 use super::rule::Conditions;
 use super::selection::{Bound, LimitValues};
-use super::{Limit, Rule, RuleSet, Rules, Selection};
+use super::{Limit, Predicate, Rule, RuleSet, Rules, Selection};
 use crate::identity::RequestHead;
 use crate::limiter::{BuildError, PolicyHandle, RateLimiter};
 
 /// A [`RuleSet`] at work, which can be replaced while requests come. Cheap to
 /// clone; clones and the layers that have them share everything.
+///
+/// Give one and its clones to all layers that have these rules. A policy that is
+/// changed here takes over its name and its counts; where another layer still
+/// has the old one, both count under keys of their own, and that is told as
+/// [`Problem::PolicyConflict`](crate::observe::Problem::PolicyConflict).
 ///
 /// ```
 /// use tower_ratelimit::rules::{LiveRules, RuleSet};
@@ -46,7 +51,7 @@ struct Inner {
 /// A rule set with the policies of a limiter.
 pub(super) struct Compiled {
     pub(super) set: RuleSet,
-    skips: Vec<Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>>,
+    skips: Vec<Predicate>,
     rules: Vec<(Conditions, Vec<Bound>)>,
     values: LimitValues,
     handles: HashMap<String, PolicyHandle>,
@@ -76,6 +81,13 @@ impl LiveRules {
     /// The rules that apply now.
     pub fn current(&self) -> RuleSet {
         self.compiled().set.clone()
+    }
+
+    /// The policy of this name, if the rules that apply now have it: for a look at
+    /// its counts.
+    #[must_use]
+    pub fn policy(&self, name: &str) -> Option<PolicyHandle> {
+        self.compiled().handles.get(name).cloned()
     }
 
     /// What it would mean to go over to other rules. Nothing changes before

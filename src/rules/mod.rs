@@ -35,6 +35,8 @@ mod rule;
 mod selection;
 mod set;
 
+use std::sync::Arc;
+
 use http::HeaderValue;
 
 pub(crate) use self::count_if::CountIf;
@@ -53,6 +55,9 @@ pub(crate) use self::selection::{Selected, Who};
 pub use self::set::RuleSet;
 use crate::identity::RequestHead;
 use crate::limiter::{BuildError, RateLimiter};
+
+/// Picks requests.
+type Predicate = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
 
 /// Chooses what a request is charged. [`LiveRules`] do it by rules; write your
 /// own where those do not fit.

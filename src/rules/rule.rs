@@ -6,12 +6,10 @@ use std::sync::Arc;
 use http::Method;
 
 use super::pattern::Pattern;
-use super::{Facts, Limit};
+use super::{Facts, Limit, Predicate};
 use crate::identity::RequestHead;
 use crate::limiter::BuildError;
 use crate::policy::MAX_POLICIES;
-
-type Predicate = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
 
 /// Requests by route, method, plan and tenant, and the limits for them.
 ///

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use http::Method;
 use sha2::{Digest, Sha256};
 
-use super::{Facts, Limit, Rule};
+use super::{Facts, Limit, Predicate, Rule};
 use crate::identity::{self, ClientIp, RequestHead};
 use crate::limiter::BuildError;
-
-type Predicate = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
 
 /// The rules of a service: what is skipped, then the first rule that holds, and
 /// otherwise a default.

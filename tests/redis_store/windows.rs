@@ -181,14 +181,14 @@ async fn a_key_whose_ttl_reads_0_has_ended() {
         // Within one script a key can be read past its end.
         let past_its_end = format!(
             "local function body()\n{script}\nend
-             redis.call('SET', KEYS[1], ARGV[10], 'PX', 2)
+             redis.call('SET', KEYS[1], ARGV[9], 'PX', 2)
              repeat until redis.call('PTTL', KEYS[1]) == 0
              local stale = redis.call('GET', KEYS[1])
              local before = body()
              return {{ stale, before[1], before[3], redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]) }}"
         );
         for stale in ["3", "9100000000000000000"] {
-            let rule = ["1", "0", "fc", "3", "60000", "90000", "0", "1", "1"];
+            let rule = ["1", "0", "fc", "3", "60000", "90000", "1", "1"];
             let args: Vec<&str> =
                 ["EVAL", &past_its_end, "1", "http:rl:ann"].into_iter().chain(rule).chain([stale]).collect();
             let reply = redis.server.command(&args).array();

@@ -134,13 +134,13 @@ impl<'a> Value<'a> {
     }
 
     /// The values of a list, which is not too long to be meant.
-    pub(super) fn items(&self) -> Result<Vec<Value<'a>>> {
+    pub(super) fn items(&self) -> Result<Vec<Self>> {
         let DeValue::Array(items) = self.value.get_ref() else {
             return Err(self.error("a list"));
         };
         Ok(items
             .iter()
-            .map(|value| Value {
+            .map(|value| Self {
                 field: self.field.clone(),
                 line: line_of(self.text, value.span().start),
                 text: self.text,

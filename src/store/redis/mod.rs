@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
@@ -398,11 +399,17 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
         Act::Settle => 's',
         Act::Refund { .. } => 'u',
     };
-    let form = [algorithm, act, 'o'].map(|letter| letter as u8);
-    command.arg(&form[..if asked.reservations.is_some() { 3 } else { 2 }]);
+    let keeps = asked.reservations.is_some().then_some('o');
+    let pardons = (asked.pardon > 0).then_some('p');
+    let form: ArrayVec<u8, 4> = [Some(algorithm), Some(act), keeps, pardons]
+        .into_iter()
+        .flatten()
+        .map(|letter| letter as u8)
+        .collect();
+    command.arg(&form[..]);
     // What is above the limit is too large, however far above.
     let cost = asked.cost.min(MAX_LIMIT + 1);
-    command.arg(limit).arg(window).arg(block).arg(asked.pardon).arg(cost).arg(u8::from(enforced));
+    command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
     if let Kind::TokenBucket { refill } = kind {
         command.arg(refill);
     }
@@ -417,6 +424,9 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
     }
     if let Act::Refund { left } = asked.act {
         command.arg(left);
+    }
+    if asked.pardon > 0 {
+        command.arg(asked.pardon);
     }
 }
 

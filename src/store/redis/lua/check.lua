@@ -5,16 +5,17 @@
 --        and the sets of open reservations, by their position below
 -- ARGV   the number of counters, and of debts; then, for each counter
 --          two or three letters: the algorithm (f, s, b); c for a charge, r to
---          reserve, s to settle, u to give back; o if reservations are kept
---          limit (a bucket's burst), window in ms, block in ms (0: none), pardon
---          in ms (a block with less than that left is over: it was started by a
---          stricter rule, since replaced), cost (0: charges nothing, refused
---          when 1 would be), enforced (1 or 0)
+--          reserve, s to settle, u to give back; o if reservations are kept; p
+--          if blocks are lifted
+--          limit (a bucket's burst), window in ms, block in ms (0: none), cost
+--          (0: charges nothing, refused when 1 would be), enforced (1 or 0)
 --          b: how many tokens come back in each window
 --          o: the position of the set of open reservations
 --          r: the name of the reservation, and for how many ms it is held
 --          s, with o: the name of the reservation that is over
 --          u: the ms that the charged window had left
+--          p: a block with fewer ms left is over: it was started by a stricter
+--          rule, which has been replaced
 --        and for each debt: the position of its counter, that of its marker (0:
 --        none), the floor (what this server has told of the window, and charges
 --        of unknown outcome) of this and of the previous sub-window, the delta
@@ -91,15 +92,16 @@ for i = 1, counters do
   local form = take()
   local rule = { key = KEYS[i], letter = string.sub(form, 1, 1), act = string.sub(form, 2, 2) }
   rule.algorithm = algorithms[rule.letter]
-  rule.limit, rule.window, rule.block, rule.pardon = number(), number(), number(), number()
+  rule.limit, rule.window, rule.block = number(), number(), number()
   rule.cost, rule.enforced = number(), take() == '1'
   if rule.letter == 'b' then rule.refill = math.max(number(), 1) end
-  if string.sub(form, 3) == 'o' then
+  if string.find(form, 'o', 3, true) then
     rule.open = KEYS[number()]
     if rule.act == 'r' or rule.act == 's' then rule.name = take() end
     if rule.act == 'r' then rule.held_for = number() end
   end
   if rule.act == 'u' then rule.charged_left = number() end
+  rule.pardon = string.find(form, 'p', 3, true) and number() or 0
   rules[i] = rule
 end
 

@@ -2,8 +2,8 @@
 -- with nothing owed and nothing reserved. It decides alike, and takes half of
 -- the time, for it sets up nothing else.
 --
--- KEYS, ARGV, Reply, Expiry, Atomic: as check.lua, without debts and pardons and
--- with the letters `fc` only
+-- KEYS, ARGV, Reply, Expiry, Atomic: as check.lua, without debts, with the
+-- letters `fc` only
 -- Time   the server's, as PTTL tells it
 
 local BLOCK = '9100000000000000000'
@@ -36,9 +36,9 @@ local verdicts, reply = {}, {}
 local admitted, too_large = true, false
 
 for i = 1, tonumber(ARGV[1]) do
-  local key, at = KEYS[i], 7 * i - 4
+  local key, at = KEYS[i], 6 * i - 3
   local limit, window, block = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local cost, enforced = tonumber(ARGV[at + 5]), ARGV[at + 6] == '1'
+  local cost, enforced = tonumber(ARGV[at + 4]), ARGV[at + 5] == '1'
 
   local count, left, blocked = read(key)
   if not count then return left end
@@ -67,12 +67,12 @@ for i = 1, tonumber(ARGV[1]) do
 end
 
 for i = 1, tonumber(ARGV[1]) do
-  local key, at, verdict = KEYS[i], 7 * i - 4, verdicts[i]
-  if verdict == 'admit' and admitted and ARGV[at + 5] ~= '0' then
+  local key, at, verdict = KEYS[i], 6 * i - 3, verdicts[i]
+  if verdict == 'admit' and admitted and ARGV[at + 4] ~= '0' then
     if reply[4 * i - 1] > 0 then
-      redis.call('INCRBY', key, ARGV[at + 5])
+      redis.call('INCRBY', key, ARGV[at + 4])
     else
-      redis.call('SET', key, ARGV[at + 5], 'PX', ARGV[at + 2])
+      redis.call('SET', key, ARGV[at + 4], 'PX', ARGV[at + 2])
     end
   elseif verdict == 'limit' and not too_large then
     redis.call('SET', key, BLOCK, 'PX', ARGV[at + 3])
