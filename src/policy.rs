@@ -236,6 +236,13 @@ impl Policy {
         &self.name
     }
 
+    /// In how long what a client is told as the limit is allowed.
+    pub(crate) fn quota_window_ms(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::FixedWindow => self.rate.window_ms,
+        }
+    }
+
     /// The block in milliseconds, 0 for none.
     ///
     /// # Errors

@@ -84,12 +84,22 @@ pub struct Charge {
     policy: PolicyHandle,
     key: Key,
     cost: u64,
+    listing: Listing,
+}
+
+/// Whether a decision lists what each policy of the check made of it. A list
+/// costs an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    Never,
+    OnRefusal,
+    Always,
 }
 
 impl Charge {
     /// A charge of 1.
     pub fn new(policy: &PolicyHandle, key: Key) -> Self {
-        Self { policy: policy.clone(), key, cost: 1 }
+        Self { policy: policy.clone(), key, cost: 1, listing: Listing::Never }
     }
 
     /// Another cost, in the units of the limit. 0 charges nothing and is
@@ -97,6 +107,11 @@ impl Charge {
     /// [`Refusal::TooLarge`](crate::Refusal::TooLarge). Default: 1.
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
+        self
+    }
+
+    pub(crate) fn listing(mut self, listing: Listing) -> Self {
+        self.listing = listing;
         self
     }
 
@@ -438,7 +453,17 @@ impl Inner {
                 deciding = i;
             }
         }
-        decision(&charges[deciding], answers[deciding], source)
+        let decided = decision(&charges[deciding], answers[deciding], source);
+        let is_listed = match charges[deciding].listing {
+            Listing::Never => false,
+            Listing::OnRefusal => is_refused,
+            Listing::Always => true,
+        };
+        if charges.len() == 1 || !is_listed {
+            return decided;
+        }
+        let each = charges.iter().zip(answers).map(|(charge, answer)| decision(charge, *answer, source));
+        Decision { each: Some(each.collect()), ..decided }
     }
 
     fn tell(&self, charge: &Charge, answer: &Answer, check_refused: bool, source: Source) {
@@ -486,5 +511,7 @@ fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
         source,
         shadow: policy.is_shadow(),
         counted: true,
+        window_ms: policy.quota_window_ms(),
+        each: None,
     }
 }

@@ -15,9 +15,9 @@ use super::builder::Missing;
 use crate::decision::Decision;
 use crate::identity::{ClientIp, Identified, Identify, Notes, RequestHead};
 use crate::key::{Key, KeyBuilder};
-use crate::limiter::{Charge, Charges, Check, PolicyHandle, RateLimiter};
+use crate::limiter::{Charge, Charges, Check, Listing, PolicyHandle, RateLimiter};
 use crate::observe::Problem;
-use crate::response::{Fields, Refused, Reply};
+use crate::response::{self, Fields, Refused, Reply};
 
 /// Answers whether a request is not limited at all.
 pub(super) type Skip = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
@@ -96,6 +96,7 @@ impl Shared {
         let before = request.extensions().get::<Charged>();
         let mut charges = Charges::new();
         let mut notes = Notes::default();
+        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
         let mut last: Option<(&Arc<dyn Identify>, Key)> = None;
         for rule in &self.rules {
             let key = match last {
@@ -103,12 +104,12 @@ impl Shared {
                 _ => match self.key_of(&*rule.identity, &head, &mut notes) {
                     Ok(Some(key)) => key,
                     Ok(None) => continue,
-                    Err(status) => return Admission::Refused(plain(status)),
+                    Err(status) => return Admission::Refused(response::turned_away(&head, status)),
                 },
             };
             last = Some((&rule.identity, key));
             if !before.is_some_and(|charged| charged.holds(&rule.policy, &key)) {
-                charges.push(Charge::new(&rule.policy, key));
+                charges.push(Charge::new(&rule.policy, key).listing(listing));
             }
         }
         self.tell_of(notes);
@@ -143,7 +144,7 @@ impl Shared {
     /// Tells the client of an admitted request how much is left.
     pub(super) fn describe<R>(&self, response: &mut Response<R>, shown: Shown) {
         let decision = shown.decision;
-        if self.fields.enabled && decision.is_counted() && !decision.is_shadow() {
+        if self.fields.is_any() && decision.is_counted() && !decision.is_shadow() {
             let since_epoch = self.limiter.clock().since_epoch();
             let limit = self.limit_value(&decision);
             self.fields.describe(response.headers_mut(), &decision, &limit, since_epoch);
@@ -169,7 +170,7 @@ impl Shared {
         let refused = Refused { decision: &decision, head: *head, too_large: self.too_large, since_epoch };
         let mut response = self.reply.refuse(&refused);
         let limit = self.limit_value(&decision);
-        self.fields.refuse(response.headers_mut(), &decision, &limit, since_epoch);
+        self.fields.refuse(&mut response, &decision, &limit, since_epoch);
         if self.decision_in_response {
             response.extensions_mut().insert(decision);
         }
@@ -238,7 +239,7 @@ impl Shared {
         let own = |rule: &&Rule| rule.policy.policy().name() == decision.policy();
         match self.rules.iter().find(own) {
             Some(rule) if rule.policy.policy().rate().limit() == decision.limit() => rule.limit.clone(),
-            _ => crate::response::number(decision.limit()),
+            _ => response::number(decision.limit()),
         }
     }
 }
@@ -266,10 +267,4 @@ impl fmt::Debug for Shared {
             .field("client_ip", &self.client_ip)
             .finish_non_exhaustive()
     }
-}
-
-fn plain(status: StatusCode) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::new());
-    *response.status_mut() = status;
-    response
 }

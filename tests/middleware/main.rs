@@ -17,7 +17,9 @@ mod headers;
 mod keys;
 mod limits_over_time;
 mod nesting;
+mod replies;
 mod skips;
+mod standard_fields;
 mod test_util;
 #[cfg(feature = "tonic")]
 mod tonic_server;
