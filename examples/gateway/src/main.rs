@@ -16,7 +16,11 @@
 //! | `/` | a greeting |
 //! | `/decision` | the decision as JSON, also with the 429 |
 //! | `/whoami` | who the gateway takes the client for, and why |
+//! | `/hello.Greeter/SayHello` | the gRPC service of the example `grpc`, on the same port and limit |
 //! | `/healthz`, `/metrics` | always: they are never limited and touch no store |
+//!
+//! A refusal has the form that the client reads: JSON, problem details, or a gRPC
+//! status. The standard fields `RateLimit` and `RateLimit-Policy` are on.
 //!
 //! All others are 404. Everything but the last row counts on one policy,
 //! `http`, by client IP: who guesses paths uses up his limit too. CORS

@@ -9,6 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Extension, Json, Router};
+use grpc::{Greeter, GreeterServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
@@ -20,6 +21,7 @@ use crate::limits::Limits;
 use crate::metrics;
 
 pub(crate) const DECISION: &str = "/decision";
+const GREETER: &str = "/hello.Greeter/{*method}";
 pub(crate) const HEALTHZ: &str = "/healthz";
 pub(crate) const METRICS: &str = "/metrics";
 
@@ -41,6 +43,7 @@ pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Opti
         .route(HEALTHZ, get(|| async { "ok\n" }))
         .route(METRICS, get(render_metrics))
         .with_state(shared)
+        .route_service(GREETER, GreeterServer::new(Greeter))
         .layer(layer);
     match cors_origins {
         // Outside the limiter, for a browser hides from its script a 429
