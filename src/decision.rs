@@ -117,7 +117,6 @@ impl Decision {
     /// All of them where a layer has refused, and where it writes the
     /// [standard fields](crate::middleware::RateLimitLayerBuilder::standard_fields);
     /// otherwise this one alone, as a list would have to be allocated.
-    #[must_use]
     pub fn each_policy(&self) -> &[Self] {
         self.each.as_deref().unwrap_or(std::slice::from_ref(self))
     }

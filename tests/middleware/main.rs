@@ -12,6 +12,7 @@ mod client_ip;
 mod configuration;
 mod contract;
 mod cors;
+mod fields_by_outcome;
 mod harness;
 mod headers;
 mod keys;
