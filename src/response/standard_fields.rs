@@ -75,7 +75,8 @@ fn item(list: &mut String, part: &Decision, parameters: &[(&str, u64)]) {
 }
 
 fn append<W: FnOnce(&mut String)>(headers: &mut HeaderMap, name: HeaderName, items: impl Iterator<Item = W>) {
-    let mut list = String::new();
+    // Two policies, as a rule.
+    let mut list = String::with_capacity(80);
     for write in items {
         write(&mut list);
     }
