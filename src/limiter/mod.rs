@@ -7,6 +7,7 @@ mod fallback;
 #[cfg(feature = "redis")]
 mod reconcile;
 mod registry;
+mod settle;
 
 use std::fmt;
 use std::future::Future;
@@ -20,7 +21,9 @@ use arrayvec::ArrayVec;
 pub use self::builder::{BuildError, RateLimiterBuilder};
 pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
-use crate::algorithm::Rule;
+use self::settle::Reservation;
+pub use self::settle::Reserved;
+use crate::algorithm::{Act, Rule};
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
 use crate::key::Key;
@@ -85,6 +88,11 @@ pub struct Charge {
     key: Key,
     cost: u64,
     listing: Listing,
+    /// In place of the policy's.
+    limit: Option<u64>,
+    act: Act,
+    /// The one that is made or settled.
+    reservation: Option<Reservation>,
 }
 
 /// Whether a decision lists what each policy of the check made of it. A list
@@ -99,7 +107,24 @@ pub(crate) enum Listing {
 impl Charge {
     /// A charge of 1.
     pub fn new(policy: &PolicyHandle, key: Key) -> Self {
-        Self { policy: policy.clone(), key, cost: 1, listing: Listing::Never }
+        Self {
+            policy: policy.clone(),
+            key,
+            cost: 1,
+            limit: None,
+            act: Act::Charge,
+            reservation: None,
+            listing: Listing::Never,
+        }
+    }
+
+    /// Another limit for this identity, on the same count: a plan, or a customer
+    /// who has twice as much. The burst of a bucket changes in proportion.
+    /// Anything above [`MAX_LIMIT`](crate::MAX_LIMIT) is that. Default: the
+    /// policy's.
+    pub fn limit(mut self, limit: u64) -> Self {
+        self.limit = Some(limit);
+        self
     }
 
     /// Another cost, in the units of the limit. 0 charges nothing and is
@@ -129,7 +154,8 @@ impl Charge {
     }
 
     fn rule(&self) -> Rule {
-        self.policy.rule_for(&self.key)
+        let rule = self.policy.rule_for(&self.key);
+        self.limit.map_or(rule, |limit| rule.with_limit(limit))
     }
 
     fn asked(&self) -> Asked<'_> {
@@ -139,6 +165,8 @@ impl Charge {
             first_len: self.key.first_len(),
             rule: self.rule(),
             cost: self.cost,
+            act: self.act,
+            reservation: self.reservation.map(|held| (held.id, self.policy.policy().reserve_ms())),
         }
     }
 }
@@ -252,7 +280,7 @@ impl RateLimiter {
     ) -> Result<ArrayVec<PolicyHandle, N>, BuildError> {
         // All are looked at before the first is known to anybody.
         for (i, policy) in policies.iter().enumerate() {
-            policy.checked_block_ms()?;
+            policy.check()?;
             if policies[..i].iter().any(|other| other.name() == policy.name()) {
                 return Err(BuildError::DuplicatePolicy { name: policy.name().to_owned() });
             }
@@ -284,21 +312,15 @@ impl RateLimiter {
     /// Charges 1 to 8 identities, all or none of them, and answers whether they
     /// may go on. One round trip to Redis; none in memory.
     ///
-    /// Two charges of one identity under one policy are one of their sum.
+    /// Two charges of one identity under one policy are one of their sum. A
+    /// policy that reserves charges at once; see [`reserve`](Self::reserve).
     ///
     /// Nothing happens before the future is polled. Dropped while Redis is
     /// asked, the check has counted once or not at all. It never fails: what
     /// Redis cannot decide is decided by this process.
     pub async fn check<const N: usize>(&self, charges: [Charge; N]) -> Decision {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
-        let mut distinct = Charges::new();
-        for charge in charges {
-            match distinct.iter_mut().find(|other| other.is_for(&charge)) {
-                Some(other) => other.cost = other.cost.saturating_add(charge.cost),
-                None => distinct.push(charge),
-            }
-        }
-        self.begin(&distinct).await
+        self.begin(&distinct(charges)).await
     }
 
     /// The numbers of one identity, without a charge and never refused. One
@@ -310,8 +332,9 @@ impl RateLimiter {
         if let Some(decision) = self.0.peek_at_redis(&charge).await {
             return decision;
         }
-        let answer = self.0.local.peek(&charge.asked(), self.0.fallback_share(), self.0.clock.now());
-        decision(&charge, answer, Source::Local)
+        let now = self.0.clock.now();
+        let answer = self.0.local.peek(&charge.asked(), self.0.fallback_share(), now);
+        decision(&charge, answer, Source::Local, now)
     }
 
     /// Forgets one identity under one policy, its block too. Other processes
@@ -327,7 +350,9 @@ impl RateLimiter {
         self.0.local.reset(&charge.asked());
         #[cfg(feature = "redis")]
         if let Backend::Redis { store, .. } = &self.0.backend {
-            store.reset(&[policy.store_key(key)]).await?;
+            let store_key = policy.store_key(key);
+            let reservations = PolicyHandle::reservations_key(&store_key);
+            store.reset(&[store_key, reservations]).await?;
             // Again: an answer from before may have been mirrored meanwhile.
             self.0.local.reset(&charge.asked());
         }
@@ -453,7 +478,8 @@ impl Inner {
                 deciding = i;
             }
         }
-        let decided = decision(&charges[deciding], answers[deciding], source);
+        let now = self.clock.now();
+        let decided = decision(&charges[deciding], answers[deciding], source, now);
         let is_listed = match charges[deciding].listing {
             Listing::Never => false,
             Listing::OnRefusal => is_refused,
@@ -462,7 +488,7 @@ impl Inner {
         if charges.len() == 1 || !is_listed {
             return decided;
         }
-        let each = charges.iter().zip(answers).map(|(charge, answer)| decision(charge, *answer, source));
+        let each = charges.iter().zip(answers).map(|(charge, answer)| decision(charge, *answer, source, now));
         Decision { each: Some(each.collect()), ..decided }
     }
 
@@ -473,6 +499,9 @@ impl Inner {
             None if check_refused => Verdict::Spared,
             None => Verdict::Allowed,
         };
+        if !charge.act.asks() {
+            return;
+        }
         self.observers.checked(&Checked {
             policy: charge.policy.policy().name(),
             key: &charge.key,
@@ -502,7 +531,19 @@ impl fmt::Debug for RateLimiter {
     }
 }
 
-fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
+/// One charge for each identity and policy.
+fn distinct<const N: usize>(charges: [Charge; N]) -> Charges {
+    let mut distinct = Charges::new();
+    for charge in charges {
+        match distinct.iter_mut().find(|other| other.is_for(&charge)) {
+            Some(other) => other.cost = other.cost.saturating_add(charge.cost),
+            None => distinct.push(charge),
+        }
+    }
+    distinct
+}
+
+fn decision(charge: &Charge, answer: Answer, source: Source, at: Millis) -> Decision {
     let policy = charge.policy.policy();
     Decision {
         policy: policy.shared_name().clone(),
@@ -513,5 +554,6 @@ fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
         counted: true,
         window_ms: policy.quota_window_ms(),
         each: None,
+        at,
     }
 }

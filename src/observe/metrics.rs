@@ -137,13 +137,14 @@ impl fmt::Debug for Metrics {
     }
 }
 
-const OUTCOMES: [Verdict; 6] = [
+const OUTCOMES: [Verdict; 7] = [
     Verdict::Allowed,
     Verdict::Spared,
     Verdict::Refused(Refusal::Limit),
     Verdict::Refused(Refusal::Blocked),
     Verdict::Refused(Refusal::TooLarge),
     Verdict::Refused(Refusal::Unavailable),
+    Verdict::Refused(Refusal::Reserved),
 ];
 
 const SOURCES: [Source; 3] = [Source::Redis, Source::Local, Source::DenyCache];
@@ -156,6 +157,16 @@ fn outcome(verdict: Verdict) -> usize {
         Verdict::Refused(Refusal::Blocked) | Verdict::BlockStarted => 3,
         Verdict::Refused(Refusal::TooLarge) => 4,
         Verdict::Refused(Refusal::Unavailable) => 5,
+        Verdict::Refused(Refusal::Reserved) => 6,
+    }
+}
+
+/// Whether a source ever decides so: a series that stays 0 only costs.
+fn occurs(outcome: Verdict, source: Source) -> bool {
+    match source {
+        Source::Redis => outcome != Verdict::Refused(Refusal::Unavailable),
+        Source::Local => true,
+        Source::DenyCache => matches!(outcome, Verdict::Refused(Refusal::Limit | Refusal::Blocked)),
     }
 }
 
@@ -182,6 +193,9 @@ impl PolicyMetrics {
         Self {
             requests: OUTCOMES.map(|outcome| {
                 SOURCES.map(|source| {
+                    if !occurs(outcome, source) {
+                        return Counter::noop();
+                    }
                     counter!(
                         "ratelimit_requests_total",
                         "policy" => name(), "outcome" => outcome.as_str(), "source" => source.as_str()

@@ -195,6 +195,9 @@ fn in_words(decision: &Decision) -> String {
         Some(Refusal::TooLarge) => {
             format!("the request costs more than the limit of {limit} of policy {policy}")
         }
+        Some(Refusal::Reserved) => {
+            format!("limit of {limit} per {window} of policy {policy} held by requests under way")
+        }
         Some(Refusal::Unavailable) => format!("policy {policy} cannot be checked at the moment"),
         _ => format!("limit of {limit} per {window} of policy {policy} reached"),
     };

@@ -7,7 +7,7 @@ use http::HeaderMap;
 use sfv::{BareItem, List, ListEntry, Parser};
 use tower::Layer as _;
 use tower_ratelimit::response::Refused;
-use tower_ratelimit::{MAX_LIMIT, Policy, RateLimitLayer};
+use tower_ratelimit::{MAX_LIMIT, Policy, Rate, RateLimitLayer};
 
 use crate::harness::{Answer, Handler, Limited, ask, fixed, from, limiter, millis, named, secs};
 
@@ -223,5 +223,80 @@ async fn a_decision_tells_of_each_policy_where_it_is_asked_to() {
 fn the_parser_is_strict() {
     for wrong in ["\"a\";r=1000000000000000", "\"a\";R=1", "\"é\";r=1", "\"a\" ;;r=1", "\"a"] {
         assert!(Parser::new(wrong).parse::<List>().is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn a_sliding_window_tells_what_its_estimate_leaves() {
+    let limited = limited([Policy::sliding_window("http", Rate::new(4, secs(60)).unwrap())]);
+    // A clock at 23 s of a sub-window: `ManualClock` starts at 15:30:23.
+    for left_over in ["http r=3 t=37", "http r=2 t=37", "http r=1 t=37", "http r=0 t=37"] {
+        let answer = limited.ask(from("203.0.113.9")).await;
+        assert_eq!(
+            (policies(&answer), left(&answer)),
+            (vec!["http q=4 w=60".into()], vec![left_over.into()])
+        );
+    }
+    // In the next one the four weigh 60/60 at its start: one fits after a quarter, with rounding down at once
+    // after the first millisecond.
+    let refused = limited.ask(from("203.0.113.9")).await;
+    assert_eq!((refused.status, left(&refused)), (429, vec!["http r=0 t=38".into()]));
+    assert_eq!(refused.retry_after(), Some(38), "37.001 s, up");
+    limited.advance(37_001);
+    let answer = limited.ask(from("203.0.113.9")).await;
+    assert_eq!((answer.status, left(&answer)), (200, vec!["http r=0 t=60".into()]));
+}
+
+#[tokio::test]
+async fn a_bucket_tells_its_burst_and_the_time_in_which_it_fills() {
+    // 2 tokens a second, 10 at most: full in 5 s.
+    let limited = limited([Policy::token_bucket("http", Rate::per_second(2)).burst(10)]);
+    let answer = limited.ask(from("203.0.113.9")).await;
+    assert_eq!(
+        (policies(&answer), left(&answer)),
+        (vec!["http q=10 w=5".into()], vec!["http r=9 t=1".into()])
+    );
+    assert_eq!((answer.limit(), answer.remaining()), (Some(10), Some(9)));
+    for _ in 0..8 {
+        limited.ask(from("203.0.113.9")).await;
+    }
+    let last = limited.ask(from("203.0.113.9")).await;
+    assert_eq!(
+        left(&last),
+        ["http r=0 t=5"],
+        "the time until it is full, never a large rest and a short time"
+    );
+    let refused = limited.ask(from("203.0.113.9")).await;
+    assert_eq!(
+        (refused.status, left(&refused), refused.retry_after()),
+        (429, vec!["http r=0 t=1".into()], Some(1))
+    );
+}
+
+#[tokio::test]
+async fn o_hdr_4_no_number_of_any_algorithm_has_a_fraction() {
+    let rate = |limit, ms| Rate::new(limit, millis(ms)).unwrap();
+    for policy in [
+        Policy::fixed_window("http", rate(1, 1_507)),
+        Policy::sliding_window("http", rate(1, 1_507)),
+        Policy::token_bucket("http", rate(2, 1_000)).burst(1),
+        Policy::token_bucket("http", rate(3, 1_000)).burst(7),
+    ] {
+        let limited = limited([policy]);
+        let mut refused = limited.ask(from("203.0.113.9")).await;
+        while refused.status == 200 {
+            limited.advance(13);
+            refused = limited.ask(from("203.0.113.9")).await;
+        }
+        // Each asserts that there is nothing but digits, the parser that it is an integer.
+        let retry_after = refused.retry_after().unwrap();
+        assert!(refused.limit().is_some() && refused.reset().is_some());
+        assert_eq!(left(&refused), [format!("http r=0 t={retry_after}")]);
+        limited.advance(retry_after * 1000);
+        assert_eq!(
+            limited.ask(from("203.0.113.9")).await.status,
+            200,
+            "o_hdr_1: who waits as told is admitted"
+        );
     }
 }

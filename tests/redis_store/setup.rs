@@ -71,6 +71,14 @@ pub(crate) fn fixed(name: &str, limit: u64, window_ms: u64) -> Policy {
     Policy::fixed_window(name, Rate::new(limit, ms(window_ms)).unwrap())
 }
 
+pub(crate) fn sliding(name: &str, limit: u64, window_ms: u64) -> Policy {
+    Policy::sliding_window(name, Rate::new(limit, ms(window_ms)).unwrap())
+}
+
+pub(crate) fn bucket(name: &str, limit: u64, window_ms: u64) -> Policy {
+    Policy::token_bucket(name, Rate::new(limit, ms(window_ms)).unwrap())
+}
+
 pub(crate) fn who(name: &str) -> Key {
     Key::principal(name)
 }

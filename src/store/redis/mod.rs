@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 use self::connection::{Events, Link, Live, Probe};
 use self::script::Script;
 pub(crate) use self::target::{Target, TargetError};
-use crate::algorithm::{Rule, State};
+use crate::algorithm::{Act, Amount, Kind, Rule, State};
 use crate::clock::Millis;
 use crate::policy::{MAX_LIMIT, MAX_WINDOW};
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
@@ -36,12 +36,24 @@ const MAX_WAITING: usize = 4096;
 /// One policy's part in a check on Redis.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// The whole key, with namespace and hash tag.
+    /// The whole key, with namespace, hash tag and the algorithm's suffix.
     pub(crate) key: String,
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
+    pub(crate) act: Act,
+    /// `None` where no reservations are kept.
+    pub(crate) reservations: Option<Reservations>,
     /// What this replica has counted by itself and sends in front.
     pub(crate) owed: Option<Owed>,
+}
+
+/// Where the open reservations of a counter are, and the one that is meant.
+#[derive(Clone, Debug)]
+pub(crate) struct Reservations {
+    pub(crate) key: String,
+    /// `name=amount`, empty for none.
+    pub(crate) member: String,
+    pub(crate) held_for: Millis,
 }
 
 /// What is owed to one counter, see the script.
@@ -49,8 +61,8 @@ pub(crate) struct Asked {
 pub(crate) struct Owed {
     /// The key that is set when the delta is added. `None`: there is no delta.
     pub(crate) marker: Option<String>,
-    pub(crate) floor: u64,
-    pub(crate) delta: u64,
+    pub(crate) floor: Amount,
+    pub(crate) delta: Amount,
     pub(crate) left: Millis,
     pub(crate) blocked: bool,
 }
@@ -60,37 +72,45 @@ pub(crate) type Before = Vec<Remembered>;
 
 /// What Redis remembered of one key, with the time left on its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Remembered {
-    Nothing,
-    Counting { count: u64, left: Millis },
-    Blocked { left: Millis },
+pub(crate) struct Remembered {
+    amount: Amount,
+    left: Millis,
+    blocked: bool,
+    /// What open reservations hold.
+    pub(crate) open: u64,
 }
+
+/// How many integers the script answers with for each counter.
+const REPLIED: usize = 4;
 
 impl Remembered {
     /// The same on a clock that reads `now`.
-    pub(crate) fn at(self, now: Millis) -> State {
-        match self {
-            Self::Nothing => State::Idle,
-            Self::Counting { count, left } => State::Counting { count, end: now.saturating_add(left) },
-            Self::Blocked { left } => State::Blocked { until: now.saturating_add(left) },
+    pub(crate) fn at(self, kind: Kind, now: Millis) -> State {
+        let mark = now.saturating_add(self.left);
+        match kind {
+            _ if self.blocked => State::Blocked { until: mark },
+            Kind::FixedWindow if self.left == 0 => State::Idle,
+            Kind::TokenBucket { .. } if self.amount.is_zero() => State::Idle,
+            // Also with nothing counted: where its sub-windows begin is Redis' to say.
+            _ => State::Counting { amount: self.amount, mark },
         }
     }
 
-    fn from_reply(count: i64, left: i64) -> Self {
+    fn from_reply(reply: &[i64]) -> Option<Self> {
+        let &[current, previous, left, open] = reply else { return None };
         // No block of ours is longer; one that somebody has set is told as if.
         let longest = MAX_WINDOW.as_secs() * 1000;
-        match (u64::try_from(count), Millis::try_from(left).map(|left| left.min(longest))) {
-            (_, Err(_) | Ok(0)) => Self::Nothing,
-            (Ok(count), Ok(left)) => Self::Counting { count, left },
-            (Err(_), Ok(left)) => Self::Blocked { left },
-        }
+        let number = |number| u64::try_from(number).unwrap_or(0);
+        let amount = Amount { current: number(current), previous: number(previous) };
+        let left = number(left).min(longest);
+        Some(Self { amount, left, blocked: current < 0 && left > 0, open: number(open) })
     }
 }
 
 /// Counts in Redis.
 pub(crate) struct RedisStore {
     link: Link<WriteProbe>,
-    fixed_window: Arc<Script>,
+    check: Arc<Script>,
     deadline: Duration,
     db: i64,
     waiting: Arc<AtomicUsize>,
@@ -112,11 +132,11 @@ impl RedisStore {
     ) -> Result<Self, RedisError> {
         let target = target.into_inner();
         let events: Events = Arc::new(events);
-        let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
-        let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned(), deadline };
+        let check = Arc::new(Script::new(script::CHECK));
+        let probe = WriteProbe { script: check.clone(), namespace: namespace.to_owned(), deadline };
         let db = target.redis_settings().db();
         let link = Link::new(target, deadline, probe, events.clone())?;
-        Ok(Self { link, fixed_window, deadline, db, waiting: Arc::default(), events })
+        Ok(Self { link, check, deadline, db, waiting: Arc::default(), events })
     }
 
     /// Which counters these are: the server and its database.
@@ -162,15 +182,15 @@ impl RedisStore {
         turn: &Turn,
         asked: Vec<Asked>,
     ) -> impl Future<Output = Result<Before, StoreError>> + Send + use<> {
-        let (script, mut connection) = (self.fixed_window.clone(), turn.live.connection.clone());
+        let (script, mut connection) = (self.check.clone(), turn.live.connection.clone());
         let server_now = turn.live.server_now();
         async move {
             let sent = script.run(&mut connection, |command| fill(command, &asked, server_now)).await;
             let reply = sent.map_err(|error| error::classify(&error))?;
-            if reply.len() != 2 * asked.len() {
+            if reply.len() != REPLIED * asked.len() {
                 return Err(error::classify(&unexpected_reply()));
             }
-            Ok(reply.chunks_exact(2).map(|pair| Remembered::from_reply(pair[0], pair[1])).collect())
+            Ok(reply.chunks_exact(REPLIED).filter_map(Remembered::from_reply).collect())
         }
     }
 
@@ -262,8 +282,8 @@ impl Drop for Place {
     }
 }
 
-/// Two charges like any other, on a key that is nobody's: what passes them can
-/// decide checks. A ping would also be answered by a replica, by a server that
+/// Two checks like any other, on a key that is nobody's: what passes them can
+/// decide. A ping would also be answered by a replica, by a server that
 /// is out of memory, and to a user that may not do what the script does.
 struct WriteProbe {
     script: Arc<Script>,
@@ -275,18 +295,23 @@ impl Probe for WriteProbe {
     async fn probe(&self, mut connection: MultiplexedConnection) -> Result<Duration, RedisError> {
         // No policy name has a dot.
         let key = format!("{}.probe:rl:{:08x}", self.namespace, fastrand::u32(..));
-        // The second charge finds a longer window than its own, so between them
-        // and the deletion every command of the script is run.
-        for window in [1000, 1] {
-            let rule = Rule { limit: 2, window, block: 0, enforced: true };
-            let asked = [Asked { key: key.clone(), rule, cost: 1, owed: None }];
-            let reply =
-                self.script.run(&mut connection, |command| fill(command, &asked, Duration::ZERO)).await?;
-            if reply.len() != 2 {
+        let open = format!("{key}:=open");
+        let asked = |window, act| {
+            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
+            let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
+            Asked { key: key.clone(), rule, cost: 1, act, reservations: Some(reservations), owed: None }
+        };
+        // What settles finds the count of the first, what reserves a longer window
+        // than its own: with the deletion every command of the script is run.
+        let first = [asked(1000, Act::Charge)];
+        let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
+        for asked in [&first[..], &second] {
+            let fill = |command: &mut Cmd| fill(command, asked, Duration::ZERO);
+            if self.script.run(&mut connection, fill).await?.len() != REPLIED * asked.len() {
                 return Err(unexpected_reply());
             }
         }
-        let () = redis::cmd("DEL").arg(&key).query_async(&mut connection).await?;
+        let () = redis::cmd("DEL").arg(&[key, open]).query_async(&mut connection).await?;
         // The last one alone, for the first may have had to send the script. A
         // server that is too far away answers a probe, and then no check in time.
         let asked = redis::cmd("TIME");
@@ -299,34 +324,88 @@ impl Probe for WriteProbe {
 
 /// The arguments of the script, as its head describes them.
 fn fill(command: &mut Cmd, asked: &[Asked], server_now: Duration) {
-    let owed = || asked.iter().enumerate().filter_map(|(i, asked)| Some((i, asked.owed.as_ref()?)));
-    let markers = || owed().filter_map(|(_, owed)| owed.marker.as_ref());
-    command.arg(asked.len() + markers().count());
+    let owed = || asked.iter().enumerate().filter_map(|(i, asked)| Some((i, asked, asked.owed.as_ref()?)));
+    let markers = || owed().filter_map(|(_, _, owed)| owed.marker.as_ref());
+    let reservations = || asked.iter().filter_map(|asked| asked.reservations.as_ref());
+    command.arg(asked.len() + markers().count() + reservations().count());
     for asked in asked {
         command.arg(&asked.key);
     }
     for marker in markers() {
         command.arg(marker);
     }
+    for reservations in reservations() {
+        command.arg(&reservations.key);
+    }
     command.arg(asked.len()).arg(owed().count());
+    let mut open = asked.len() + markers().count();
     for asked in asked {
-        let Rule { limit, window, block, enforced } = asked.rule;
-        // What is above the limit is too large, however far above.
-        let cost = asked.cost.min(MAX_LIMIT + 1);
-        command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
+        open += usize::from(asked.reservations.is_some());
+        fill_counter(command, asked, open);
     }
     let mut marker = asked.len();
-    for (i, owed) in owed() {
+    for (i, asked, owed) in owed() {
         marker += usize::from(owed.marker.is_some());
         let at = if owed.marker.is_some() { marker } else { 0 };
-        let end = server_now + Duration::from_millis(owed.left);
-        command.arg(i + 1).arg(at).arg(owed.floor.min(MAX_LIMIT)).arg(owed.delta.min(MAX_LIMIT));
-        command.arg(end.as_secs() * 1000 + u64::from(end.subsec_millis())).arg(u8::from(owed.blocked));
+        command.arg(i + 1).arg(at);
+        for amount in [owed.floor, owed.delta] {
+            command.arg(amount.current.min(MAX_LIMIT)).arg(amount.previous.min(MAX_LIMIT));
+        }
+        command.arg(moment(&asked.rule, owed, server_now)).arg(u8::from(owed.blocked));
+    }
+}
+
+fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
+    let Rule { kind, limit, window, block, enforced } = asked.rule;
+    let algorithm = match kind {
+        Kind::FixedWindow => 'f',
+        Kind::SlidingWindow => 's',
+        Kind::TokenBucket { .. } => 'b',
+    };
+    let act = match asked.act {
+        Act::Charge => 'c',
+        Act::Reserve => 'r',
+        Act::Settle => 's',
+        Act::Refund { .. } => 'u',
+    };
+    let form = [algorithm, act, 'o'].map(|letter| letter as u8);
+    command.arg(&form[..if asked.reservations.is_some() { 3 } else { 2 }]);
+    // What is above the limit is too large, however far above.
+    let cost = asked.cost.min(MAX_LIMIT + 1);
+    command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
+    if let Kind::TokenBucket { refill } = kind {
+        command.arg(refill);
+    }
+    if let Some(reservations) = &asked.reservations {
+        command.arg(open);
+        if matches!(asked.act, Act::Reserve | Act::Settle) {
+            command.arg(&reservations.member);
+        }
+        if asked.act == Act::Reserve {
+            command.arg(reservations.held_for);
+        }
+    }
+    if let Act::Refund { left } = asked.act {
+        command.arg(left);
+    }
+}
+
+/// The moment of a debt on the server's clock: the end of a window or a block,
+/// the index of a sub-window, or the moment of a level.
+fn moment(rule: &Rule, owed: &Owed, server_now: Duration) -> u64 {
+    let millis = |time: Duration| time.as_secs() * 1000 + u64::from(time.subsec_millis());
+    let end = millis(server_now + Duration::from_millis(owed.left));
+    match rule.kind {
+        _ if owed.blocked => end,
+        Kind::FixedWindow => end,
+        // The end is known to a few milliseconds: the nearest one is meant.
+        Kind::SlidingWindow => (end + rule.window / 2) / rule.window.max(1) - 1,
+        Kind::TokenBucket { .. } => millis(server_now),
     }
 }
 
 fn unexpected_reply() -> RedisError {
-    RedisError::from((redis::ErrorKind::UnexpectedReturnType, "not two integers for each key"))
+    RedisError::from((redis::ErrorKind::UnexpectedReturnType, "not four integers for each key"))
 }
 
 #[cfg(test)]
