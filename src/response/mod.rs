@@ -11,7 +11,7 @@
 //!
 //! That is [`Negotiated`], the default. [`Json`] and [`Problem`] decide the body
 //! alone, and they too answer a gRPC call as one, for a gRPC client makes
-//! `UNAVAILABLE` of an HTTP 429 and calls again at once. A [`Reply`] of one's own
+//! `UNAVAILABLE` of an HTTP 429, which is what retry policies retry. A [`Reply`] of one's own
 //! gets all requests and can hand over those that it does not care about.
 //!
 //! # gRPC

@@ -237,8 +237,8 @@ async fn a_sliding_window_tells_what_its_estimate_leaves() {
             (vec!["http q=4 w=60".into()], vec![left_over.into()])
         );
     }
-    // In the next one the four weigh 60/60 at its start: one fits after a quarter, with rounding down at once
-    // after the first millisecond.
+    // At the start of the next one the four weigh all that they did; a millisecond later,
+    // rounded down, one fits.
     let refused = limited.ask(from("203.0.113.9")).await;
     assert_eq!((refused.status, left(&refused)), (429, vec!["http r=0 t=38".into()]));
     assert_eq!(refused.retry_after(), Some(38), "37.001 s, up");
