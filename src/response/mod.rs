@@ -79,7 +79,7 @@ use crate::identity::RequestHead;
 /// ```
 /// use bytes::Bytes;
 /// use http::Response;
-/// use http::header::{ACCEPT, CONTENT_TYPE};
+/// use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 /// use tower_ratelimit::response::{Negotiated, Refused, Reply};
 ///
 /// fn refuse(refused: &Refused<'_>) -> Response<Bytes> {
@@ -87,7 +87,8 @@ use crate::identity::RequestHead;
 ///     match refused.decision().retry_after() {
 ///         Some(wait) if accepts.is_some_and(|accepts| accepts == "text/event-stream") => {
 ///             let mut response = Response::new(Bytes::from(format!("retry: {}\n\n", wait.as_millis())));
-///             response.headers_mut().insert(CONTENT_TYPE, "text/event-stream".parse().unwrap());
+///             let content_type = HeaderValue::from_static("text/event-stream");
+///             response.headers_mut().insert(CONTENT_TYPE, content_type);
 ///             response
 ///         }
 ///         _ => Negotiated.refuse(refused),
@@ -95,6 +96,9 @@ use crate::identity::RequestHead;
 /// }
 /// # let _: &dyn Reply = &refuse;
 /// ```
+///
+/// What layers further out have left in the request is in the extensions of
+/// [`head`](Refused::head).
 ///
 /// The layer adds `retry-after`, the fields of the limit, and `cache-control:
 /// no-store` to a 429 (RFC 6585, section 4) where the reply has not set them.
@@ -206,3 +210,6 @@ fn in_words(decision: &Decision) -> String {
         None => why,
     }
 }
+
+#[cfg(test)]
+mod tests;
