@@ -207,12 +207,12 @@ impl Future for SettledHead {
     type Output = Decision;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
-        Pin::new(&mut self.settling).poll(cx).map(|settled| match settled {
-            // Given back, there is more left than was told at admission, unless
-            // another policy has less.
-            Some(after) if after.policy() == self.admitted.policy() => after,
-            Some(after) if after.is_tighter_than(&self.admitted) => after,
-            _ => self.admitted.clone(),
+        Pin::new(&mut self.settling).poll(cx).map(|settled| {
+            let admitted = self.admitted.clone();
+            match settled {
+                Some(after) => admitted.updated_by(after),
+                None => admitted,
+            }
         })
     }
 }

@@ -16,10 +16,10 @@ use super::settlement::{Held, SettledHead};
 use crate::decision::Decision;
 use crate::identity::{Notes, RequestHead};
 use crate::key::Key;
-use crate::limiter::{Charges, Check, PolicyHandle, RateLimiter, Settling};
+use crate::limiter::{Charges, Check, Listing, PolicyHandle, RateLimiter, Settling};
 use crate::observe::Problem;
 use crate::policy::MAX_POLICIES;
-use crate::response::{Fields, Refused, Reply};
+use crate::response::{self, Fields, Refused, Reply};
 use crate::rules::{CountIf, ResponseHead, Rules, Selected, Selection, Who};
 
 /// Answers whether a request is not limited at all.
@@ -102,15 +102,17 @@ impl Shared {
         let mut selected = selection.finish();
         self.tell_of(selected.notes);
         if let Some(status) = selected.rejected {
-            return Admission::Refused(plain(status));
+            return Admission::Refused(response::turned_away(&head, status));
         }
         if let Some(charged) = before {
             selected.leave_out(|policy, key| charged.holds(policy, key));
         }
-        let Selected { charges, counts, notes, .. } = selected;
+        let Selected { mut charges, counts, notes, .. } = selected;
         if charges.is_empty() {
             return Admission::Forward(None);
         }
+        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
+        charges.iter_mut().for_each(|charge| charge.list(listing));
         let may_nest = self.services.load(Ordering::Relaxed) > 1
             || charges.iter().any(|charge| charge.policy().layers() > 1);
         let mark = may_nest.then(|| {
@@ -162,7 +164,7 @@ impl Shared {
         shown: Shown,
         decision: Decision,
     ) -> Option<Box<Held>> {
-        if self.fields.enabled && decision.is_counted() && !decision.is_shadow() {
+        if self.fields.is_any() && decision.is_counted() && !decision.is_shadow() {
             let since_epoch = self.limiter.clock().since_epoch();
             let limit = self.limit_value(&decision);
             self.fields.describe(response.headers_mut(), &decision, &limit, since_epoch);
@@ -191,7 +193,7 @@ impl Shared {
         let refused = Refused { decision: &decision, head: *head, too_large: self.too_large, since_epoch };
         let mut response = self.reply.refuse(&refused);
         let limit = self.limit_value(&decision);
-        self.fields.refuse(response.headers_mut(), &decision, &limit, since_epoch);
+        self.fields.refuse(&mut response, &decision, &limit, since_epoch);
         if self.decision_in_response {
             response.extensions_mut().insert(decision);
         }
@@ -225,7 +227,7 @@ impl Shared {
 
     /// The value of `x-ratelimit-limit`, ready-made unless a fallback has its own.
     fn limit_value(&self, decision: &Decision) -> HeaderValue {
-        self.rules.limit_value(decision.limit()).unwrap_or_else(|| crate::response::number(decision.limit()))
+        self.rules.limit_value(decision.limit()).unwrap_or_else(|| response::number(decision.limit()))
     }
 }
 
@@ -264,10 +266,4 @@ impl fmt::Debug for Shared {
             .field("client_ip", &self.who.client_ip)
             .finish_non_exhaustive()
     }
-}
-
-fn plain(status: StatusCode) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::new());
-    *response.status_mut() = status;
-    response
 }
