@@ -1,5 +1,6 @@
 //! The client's address: what is configured, and what it is counted as.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -309,6 +310,10 @@ impl Identify for ClientIp {
 
     fn client_ip(&self) -> Option<&Self> {
         Some(self)
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("ip".into())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Identities made of others.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -77,6 +78,10 @@ impl Identify for All {
     fn client_ip(&self) -> Option<&ClientIp> {
         self.0.iter().find_map(|part| part.client_ip())
     }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        self.0.first()?.first_part()
+    }
 }
 
 impl fmt::Debug for All {
@@ -100,6 +105,10 @@ macro_rules! composite {
                 let ($($part,)+) = self;
                 let parts: &[&dyn Identify] = &[$($part),+];
                 parts.iter().find_map(|part| part.client_ip())
+            }
+
+            fn first_part(&self) -> Option<Cow<'_, str>> {
+                self.0.first_part()
             }
         }
     };
@@ -247,6 +256,10 @@ impl<I: Identify> Identify for Scoped<I> {
 
     fn client_ip(&self) -> Option<&ClientIp> {
         self.inner.client_ip()
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        self.inner.first_part().map(|part| format!("{}={part}", self.kind).into())
     }
 }
 

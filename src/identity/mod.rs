@@ -17,6 +17,7 @@ mod ranges;
 mod skip;
 mod walk;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 pub(crate) use self::client_ip::IPV6_PREFIXES;
@@ -57,6 +58,14 @@ pub trait Identify: Send + Sync + 'static {
     fn client_ip(&self) -> Option<&ClientIp> {
         None
     }
+
+    /// What the first part of its keys is, if that is the same for all requests
+    /// that have this identity: `ip`, `header.x-account`. Two identities that
+    /// name different ones have no first part in common, so that they cannot be
+    /// checked together on a Redis Cluster. Default: nobody can tell.
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        None
+    }
 }
 
 /// What [`Identify::identify`] found.
@@ -89,6 +98,10 @@ impl Identify for Box<dyn Identify> {
     fn client_ip(&self) -> Option<&ClientIp> {
         (**self).client_ip()
     }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        (**self).first_part()
+    }
 }
 
 impl<I: Identify + ?Sized> Identify for Arc<I> {
@@ -98,6 +111,10 @@ impl<I: Identify + ?Sized> Identify for Arc<I> {
 
     fn client_ip(&self) -> Option<&ClientIp> {
         (**self).client_ip()
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        (**self).first_part()
     }
 }
 

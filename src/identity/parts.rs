@@ -107,6 +107,10 @@ impl Identify for Header {
         };
         known(key)
     }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some(self.kind.as_str().into())
+    }
 }
 
 impl fmt::Debug for Header {
@@ -214,6 +218,10 @@ impl Identify for Route {
     fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
         known(key.named("route", head.route().unwrap_or("none")))
     }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("route".into())
+    }
 }
 
 /// Limits by the request's method: `method=GET`.
@@ -240,6 +248,10 @@ impl Identify for Method {
             _ => "other",
         };
         known(key.named("method", method))
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("method".into())
     }
 }
 
@@ -276,6 +288,10 @@ impl Identify for Host {
             _ => Identified::Missing(key),
         }
     }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("host".into())
+    }
 }
 
 /// A fixed part, the same for all requests: `<kind>=<value>`. Alone it is one
@@ -302,6 +318,10 @@ impl Identify for Constant {
             return Identified::Missing(key);
         }
         known(key.named(&self.kind, &self.value))
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some(format!("{}={}", self.kind, self.value).into())
     }
 }
 

@@ -1,6 +1,8 @@
 //! The engine: policies, a store, and what happens when the store fails. It
 //! knows no HTTP; a layer, a queue and a socket loop call it alike.
 
+#[cfg(feature = "redis")]
+mod apart;
 mod builder;
 #[cfg(feature = "redis")]
 mod fallback;
@@ -312,7 +314,7 @@ impl RateLimiter {
         self.0.local.reset(&charge.asked());
         #[cfg(feature = "redis")]
         if let Backend::Redis { store, .. } = &self.0.backend {
-            store.reset(&[policy.store_key(key)]).await?;
+            store.reset(&policy.store_key(key)).await?;
             // Again: an answer from before may have been mirrored meanwhile.
             self.0.local.reset(&charge.asked());
         }
@@ -327,8 +329,9 @@ impl RateLimiter {
         self.0.local.entries()
     }
 
-    /// Whether Redis decides at the moment. False in memory, during a fallback,
-    /// and before the first check, which is what connects.
+    /// Whether Redis decides at the moment; of a cluster, all of it. False in
+    /// memory, during a fallback, and before the first check, which is what
+    /// connects.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         match &self.0.backend {
@@ -364,6 +367,15 @@ impl RateLimiter {
         Ok(())
     }
 
+    /// Whether keys of one check must share a slot.
+    pub(crate) fn is_on_cluster(&self) -> bool {
+        match &self.0.backend {
+            #[cfg(feature = "redis")]
+            Backend::Redis { store, .. } => store.is_cluster(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn clock(&self) -> &Clock {
         &self.0.clock
     }
@@ -387,10 +399,13 @@ impl RateLimiter {
             Backend::Memory => Check::Ready(inner.decide_locally(charges, now)),
             #[cfg(feature = "redis")]
             Backend::Redis { store, .. } => {
+                if store.is_cluster() && !apart::share_a_slot(charges) {
+                    return apart::begin(self, charges);
+                }
                 if let Some(denied) = inner.denied_before(charges, now) {
                     return Check::Ready(denied);
                 }
-                if let Some(error) = store.unavailable() {
+                if let Some(error) = store.unavailable(charges[0].tag()) {
                     return Check::Ready(inner.fall_back(charges, &error, Charged::Unsent));
                 }
                 Check::Waiting(Box::pin(fallback::decide(inner.clone(), charges.clone())))

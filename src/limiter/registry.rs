@@ -18,7 +18,7 @@ use crate::store::memory::PolicyId;
 #[cfg(feature = "redis")]
 use crate::store::memory::{Debt, Marker};
 #[cfg(feature = "redis")]
-use crate::store::redis::Owed;
+use crate::store::redis::{Owed, Tag};
 
 /// A policy that a limiter knows, from [`RateLimiter::policy`]; cheap to clone.
 ///
@@ -80,6 +80,13 @@ impl PolicyHandle {
         format!("{prefix}{first}{rest}")
     }
 
+    /// What decides the slot of a key in a cluster.
+    #[cfg(feature = "redis")]
+    pub(crate) fn tag<'a>(&'a self, key: &'a Key) -> Tag<'a> {
+        let (first, rest) = key.split_first();
+        if self.is_paired() { Tag([first, "", ""]) } else { Tag([&self.0.prefix, first, rest]) }
+    }
+
     /// A debt as Redis is told of it.
     #[cfg(feature = "redis")]
     pub(crate) fn owed(&self, store_key: &str, debt: &Debt) -> Owed {
@@ -99,7 +106,7 @@ impl PolicyHandle {
         format!("{}reconciled:{{{store_key}}}:{marker}", self.0.namespace)
     }
 
-    fn is_paired(&self) -> bool {
+    pub(super) fn is_paired(&self) -> bool {
         self.0.paired.load(Ordering::Relaxed)
     }
 

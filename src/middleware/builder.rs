@@ -226,6 +226,7 @@ impl RateLimitLayerBuilder {
     /// [`BuildError::NoPolicy`], [`TooManyPolicies`](BuildError::TooManyPolicies),
     /// [`DuplicatePolicy`](BuildError::DuplicatePolicy),
     /// [`Policy`](BuildError::Policy), [`Conflict`](BuildError::Conflict),
+    /// [`ClusterIdentities`](BuildError::ClusterIdentities),
     /// [`Status`](BuildError::Status) or [`ClientIp`](BuildError::ClientIp).
     pub fn build(self) -> Result<RateLimitLayer, BuildError> {
         self.check()?;
@@ -237,6 +238,9 @@ impl RateLimitLayerBuilder {
             skips.push(Arc::new(identity::from_ranges(client_ip.clone(), &self.skip_ips)?));
         }
         let identity = self.identity.unwrap_or_else(|| Arc::new(client_ip.clone()));
+        if self.limiter.is_on_cluster() {
+            check_first_parts(&self.policies, &identity)?;
+        }
         let (policies, identities): (Vec<_>, Vec<_>) = self.policies.into_iter().unzip();
         let handles: ArrayVec<PolicyHandle, MAX_POLICIES> = self.limiter.register(&policies)?;
         let rule = |(policy, own): (PolicyHandle, Option<Arc<dyn Identify>>)| {
@@ -282,6 +286,27 @@ impl RateLimitLayerBuilder {
             return Err(BuildError::Status { field: "too_large_status", status: self.too_large });
         }
         Ok(())
+    }
+}
+
+/// On a cluster the keys of one check share a slot only by their first part.
+fn check_first_parts(
+    policies: &[(Policy, Option<Arc<dyn Identify>>)],
+    shared: &Arc<dyn Identify>,
+) -> Result<(), BuildError> {
+    let declared: Vec<_> = policies
+        .iter()
+        .filter_map(|(policy, own)| Some((policy, own.as_ref().unwrap_or(shared).first_part()?)))
+        .collect();
+    let Some((policy, first)) = declared.first() else { return Ok(()) };
+    match declared.iter().find(|(_, part)| part != first) {
+        None => Ok(()),
+        Some((other, other_first)) => Err(BuildError::ClusterIdentities {
+            policy: policy.name().to_owned(),
+            first: first.to_string(),
+            other: other.name().to_owned(),
+            other_first: other_first.to_string(),
+        }),
     }
 }
 

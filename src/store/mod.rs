@@ -72,6 +72,8 @@ mod event;
 #[cfg(feature = "redis")]
 mod health;
 pub(crate) mod memory;
+#[cfg(any(feature = "metrics", feature = "redis"))]
+mod nodes;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
@@ -80,3 +82,5 @@ pub use self::event::{StoreError, StoreErrorKind, StoreEvent};
 pub(crate) use self::health::HealthRecord;
 #[cfg(feature = "redis")]
 pub use self::health::{Health, StoreState};
+#[cfg(any(feature = "metrics", feature = "redis"))]
+pub(crate) use self::nodes::Nodes;

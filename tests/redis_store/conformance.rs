@@ -7,29 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use tower_ratelimit::{Charge, Decision, Key, MAX_LIMIT, Policy, PolicyHandle, RateLimiter, Refusal, Source};
 
-use crate::setup::{NoFallback, Redis, fixed, hit, hit_for, ms, who};
-
-/// Each scenario in memory and on Redis.
-macro_rules! on_both_stores {
-    ($($scenario:ident)*) => {
-        mod in_memory {
-            use super::*;
-            $(#[tokio::test]
-            async fn $scenario() {
-                super::$scenario(RateLimiter::memory()).await;
-            })*
-        }
-
-        mod on_redis {
-            use super::*;
-            $(#[tokio::test]
-            async fn $scenario() {
-                let redis = Redis::start();
-                super::$scenario(redis.limiter()).await;
-            })*
-        }
-    };
-}
+use crate::setup::{NoFallback, Redis, fixed, hit, hit_for, ms, on_both_stores, who};
 
 on_both_stores! {
     a_limit_counts_down_and_then_refuses

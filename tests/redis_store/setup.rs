@@ -133,3 +133,27 @@ impl Dice {
         self.0 % sides
     }
 }
+
+/// Each scenario in memory and on Redis.
+macro_rules! on_both_stores {
+    ($($scenario:ident)*) => {
+        mod in_memory {
+            use super::*;
+            $(#[tokio::test]
+            async fn $scenario() {
+                super::$scenario(RateLimiter::memory()).await;
+            })*
+        }
+
+        mod on_redis {
+            use super::*;
+            $(#[tokio::test]
+            async fn $scenario() {
+                let redis = Redis::start();
+                super::$scenario(redis.limiter()).await;
+            })*
+        }
+    };
+}
+
+pub(crate) use on_both_stores;

@@ -4,26 +4,34 @@
 //! everything. Whatever goes wrong becomes a [`StoreError`]; a charge whose
 //! outcome is unknown is never sent again.
 
+mod cluster;
 mod connection;
 mod error;
+mod node;
+mod request;
 mod script;
 mod target;
 #[cfg(feature = "tls")]
 mod tls;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
 
-use self::connection::{Events, Link, Live, Probe};
-use self::script::Script;
+pub(crate) use self::cluster::Tag;
+use self::cluster::{Cluster, Home};
+use self::connection::{Events, Probe};
+use self::node::{Common, Hop, Node};
+use self::request::{Request, Way};
+use self::script::{Asking, Script};
 pub(crate) use self::target::{Target, TargetError};
 use crate::algorithm::{Rule, State};
 use crate::clock::Millis;
@@ -89,16 +97,23 @@ impl Remembered {
 
 /// Counts in Redis.
 pub(crate) struct RedisStore {
-    link: Link<WriteProbe>,
-    fixed_window: Arc<Script>,
+    servers: Servers,
     deadline: Duration,
     db: i64,
     waiting: Arc<AtomicUsize>,
     events: Events,
+    generations: Arc<AtomicU64>,
+    /// The generation for which what is owed is being paid.
+    paid_on: AtomicU64,
+}
+
+enum Servers {
+    One(Arc<Node>),
+    Cluster(Cluster),
 }
 
 impl RedisStore {
-    /// A store on a server that need not be there yet: nothing is sent before
+    /// A store on servers that need not be there yet: nothing is sent before
     /// the first check.
     ///
     /// # Errors
@@ -110,50 +125,91 @@ impl RedisStore {
         deadline: Duration,
         events: impl Fn(&StoreEvent<'_>) + Send + Sync + 'static,
     ) -> Result<Self, RedisError> {
-        let target = target.into_inner();
-        let events: Events = Arc::new(events);
-        let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
-        let probe = WriteProbe { script: fixed_window.clone(), namespace: namespace.to_owned(), deadline };
-        let db = target.redis_settings().db();
-        let link = Link::new(target, deadline, probe, events.clone())?;
-        Ok(Self { link, fixed_window, deadline, db, waiting: Arc::default(), events })
+        let (events, generations): (Events, _) = (Arc::new(events), Arc::default());
+        let common = Common {
+            namespace: namespace.to_owned(),
+            deadline,
+            events: events.clone(),
+            generations: Arc::clone(&generations),
+        };
+        let (servers, db) = match target {
+            Target::One(target) => {
+                let db = target.redis_settings().db();
+                (Servers::One(Arc::new(Node::new(target, &common, None)?)), db)
+            }
+            Target::Cluster(seeds) => (Servers::Cluster(Cluster::new(seeds, common)), 0),
+        };
+        let (waiting, paid_on) = (Arc::default(), AtomicU64::new(0));
+        Ok(Self { servers, deadline, db, waiting, events, generations, paid_on })
     }
 
     /// Which counters these are: the server and its database.
     pub(crate) fn place(&self) -> String {
-        format!("{}/{}", self.link.address(), self.db)
+        format!("{}/{}", self.address(), self.db)
     }
 
+    fn address(&self) -> String {
+        match &self.servers {
+            Servers::One(node) => node.link.address().to_owned(),
+            Servers::Cluster(cluster) => cluster.address(),
+        }
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(_))
+    }
+
+    /// Whether all of it is connected.
     pub(crate) fn is_up(&self) -> bool {
-        self.link.is_up()
+        match &self.servers {
+            Servers::One(node) => node.link.is_up(),
+            Servers::Cluster(cluster) => cluster.is_up(),
+        }
     }
 
-    /// Why a check must not even wait, if so.
-    pub(crate) fn unavailable(&self) -> Option<StoreError> {
-        self.link.unavailable()
+    /// Why a check of such a key must not even wait, if so.
+    pub(crate) fn unavailable(&self, tag: Tag<'_>) -> Option<StoreError> {
+        match &self.servers {
+            Servers::One(node) => node.link.unavailable(),
+            Servers::Cluster(cluster) => cluster.unavailable(tag),
+        }
     }
 
-    /// A place and a connection for one check, within the deadline that starts
-    /// now.
-    pub(crate) async fn turn(&self) -> Result<Turn, StoreError> {
+    /// A place and a connection for one check of such a key, within the
+    /// deadline that starts now.
+    pub(crate) async fn turn(&self, tag: Tag<'_>) -> Result<Turn, StoreError> {
         let started = Instant::now();
         let turn = async {
-            if let Some(error) = self.link.unavailable() {
+            if let Some(error) = self.unavailable(tag) {
                 return Err(error);
             }
             let place = Place::take(&self.waiting)?;
-            self.link.asks();
-            let connection = timeout(self.deadline, self.link.connection()).await;
             let late = |_| StoreError::new(StoreErrorKind::Timeout);
-            let live = connection.map_err(late).inspect_err(|_| self.link.asks())??;
-            Ok(Turn { live, started, _place: place })
+            let node = match &self.servers {
+                Servers::One(node) => node.clone(),
+                Servers::Cluster(cluster) => {
+                    timeout(self.deadline, cluster.node(tag)).await.map_err(late)??
+                }
+            };
+            node.link.asks();
+            let left = self.deadline.saturating_sub(started.elapsed());
+            let connection = timeout(left, node.link.connection()).await;
+            let live = connection.map_err(late).inspect_err(|_| node.link.asks())??;
+            // Before the look whether the connection is still the one: a later
+            // number of the same server would be that of what it has lost.
+            let latest = self.generations.load(Ordering::Acquire);
+            let is_current = node.link.generation() == Some(live.generation);
+            let generation = if is_current { latest } else { live.generation };
+            let (hop, landed) = (Hop { node, live }, Arc::default());
+            Ok(Turn { hop, landed, generation, started, _place: place })
         };
         turn.await.inspect_err(|error| {
             (self.events)(&StoreEvent::Failed { error, latency: started.elapsed() });
         })
     }
 
-    /// One check: answers with the state before it, and after what is owed.
+    /// One check: answers with the state before it, and after what is owed. All
+    /// its keys are in the slot of the turn.
     ///
     /// Dropped before the answer, it has counted once or not at all. It does
     /// not borrow, so that an answer that is late can still be waited for.
@@ -162,12 +218,11 @@ impl RedisStore {
         turn: &Turn,
         asked: Vec<Asked>,
     ) -> impl Future<Output = Result<Before, StoreError>> + Send + use<> {
-        let (script, mut connection) = (self.fixed_window.clone(), turn.live.connection.clone());
-        let server_now = turn.live.server_now();
+        let way = self.way(turn);
         async move {
-            let sent = script.run(&mut connection, |command| fill(command, &asked, server_now)).await;
-            let reply = sent.map_err(|error| error::classify(&error))?;
-            if reply.len() != 2 * asked.len() {
+            let keys = asked.len();
+            let reply = way.send(Request::Charge(asked)).await?;
+            if reply.len() != 2 * keys {
                 return Err(error::classify(&unexpected_reply()));
             }
             Ok(reply.chunks_exact(2).map(|pair| Remembered::from_reply(pair[0], pair[1])).collect())
@@ -185,13 +240,14 @@ impl RedisStore {
         let late = |_| Err(StoreError::new(StoreErrorKind::Timeout));
         let answer = timeout(left, answer).await.unwrap_or_else(late);
         let latency = turn.started.elapsed();
+        let hop = turn.hop();
         match &answer {
             Ok(_) => {
-                self.link.answered();
+                hop.node.link.answered();
                 (self.events)(&StoreEvent::Answered { latency });
             }
             Err(error) => {
-                self.link.failed(&turn.live, error);
+                hop.node.link.failed(&hop.live, error);
                 (self.events)(&StoreEvent::Failed { error, latency });
             }
         }
@@ -200,27 +256,62 @@ impl RedisStore {
 
     /// Until it is of no more use to wait for an answer of that turn.
     pub(crate) fn superseded(&self, turn: &Turn) -> impl Future<Output = ()> + Send + use<> {
-        self.link.superseded(turn.generation())
+        let hop = turn.hop();
+        hop.node.link.superseded(hop.live.generation)
     }
 
-    /// Forgets keys by their exact names.
-    pub(crate) async fn reset(&self, keys: &[String]) -> Result<(), StoreError> {
-        let turn = self.turn().await?;
-        let mut connection = turn.live.connection.clone();
-        let mut command = redis::cmd("DEL");
-        let forget = command.arg(keys).query_async(&mut connection);
-        self.answer(&turn, async { forget.await.map_err(|error| error::classify(&error)) }).await
+    /// Forgets a key by its exact name.
+    pub(crate) async fn reset(&self, key: &str) -> Result<(), StoreError> {
+        let turn = self.turn(Tag::of(key)).await?;
+        let forget = self.way(&turn).send(Request::Forget(key.to_owned()));
+        self.answer(&turn, async { forget.await.map(drop) }).await
     }
 
-    /// The connection that checks use now, if there is one.
+    /// A number that grows with each connection to any of the servers, while
+    /// there is one.
     pub(crate) fn generation(&self) -> Option<u64> {
-        self.link.generation()
+        match &self.servers {
+            Servers::One(node) => node.link.generation(),
+            Servers::Cluster(cluster) => {
+                cluster.is_partly_up().then(|| self.generations.load(Ordering::Acquire))
+            }
+        }
+    }
+
+    /// Whether nobody pays for this generation yet: of the masters of a cluster
+    /// several may connect at once.
+    pub(crate) fn starts_to_pay(&self, generation: u64) -> bool {
+        self.paid_on.swap(generation, Ordering::Relaxed) != generation
+    }
+
+    /// Parts what can be sent together: all of it to one server, to a cluster
+    /// what is in one slot.
+    pub(crate) fn parted<T>(&self, items: Vec<T>, key: impl Fn(&T) -> &str) -> Vec<Vec<T>> {
+        if !self.is_cluster() {
+            return vec![items];
+        }
+        let mut parts = BTreeMap::<u16, Vec<T>>::new();
+        for item in items {
+            parts.entry(Tag::of(key(&item)).slot()).or_default().push(item);
+        }
+        parts.into_values().collect()
+    }
+
+    fn way(&self, turn: &Turn) -> Way {
+        let guide = match &self.servers {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => Some(cluster.guide()),
+        };
+        Way { hop: turn.hop.clone(), landed: turn.landed.clone(), guide, until: turn.started + self.deadline }
     }
 }
 
-/// One check's turn on the connection.
+/// One check's turn on a connection.
 pub(crate) struct Turn {
-    live: Live,
+    hop: Hop,
+    /// Where a redirect has led, if there was one.
+    landed: Arc<OnceLock<Hop>>,
+    generation: u64,
     started: Instant,
     _place: Place,
 }
@@ -229,14 +320,19 @@ impl Turn {
     /// Which connection it is on: a new one may be to a server that has lost
     /// what the last one was told.
     pub(crate) fn generation(&self) -> u64 {
-        self.live.generation
+        self.generation
+    }
+
+    /// Where an answer is waited for.
+    fn hop(&self) -> &Hop {
+        self.landed.get().unwrap_or(&self.hop)
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("address", &self.link.address())
+            .field("address", &self.address())
             .field("deadline", &self.deadline)
             .field("connected", &self.is_up())
             .finish_non_exhaustive()
@@ -269,24 +365,26 @@ struct WriteProbe {
     script: Arc<Script>,
     namespace: String,
     deadline: Duration,
+    /// In a cluster.
+    home: Option<Home>,
 }
 
 impl Probe for WriteProbe {
     async fn probe(&self, mut connection: MultiplexedConnection) -> Result<Duration, RedisError> {
         // No policy name has a dot.
-        let key = format!("{}.probe:rl:{:08x}", self.namespace, fastrand::u32(..));
-        // The second charge finds a longer window than its own, so between them
-        // and the deletion every command of the script is run.
-        for window in [1000, 1] {
-            let rule = Rule { limit: 2, window, block: 0, enforced: true };
-            let asked = [Asked { key: key.clone(), rule, cost: 1, owed: None }];
-            let reply =
-                self.script.run(&mut connection, |command| fill(command, &asked, Duration::ZERO)).await?;
-            if reply.len() != 2 {
-                return Err(unexpected_reply());
+        let stem = format!("{}.probe:rl:", self.namespace);
+        let key = match &self.home {
+            None => Some(format!("{stem}{:08x}", fastrand::u32(..))),
+            // A node without slots has no key to try it on.
+            Some(home) => home.key(&stem),
+        };
+        if let Some(key) = key {
+            match self.charge_twice(&mut connection, key).await {
+                // It would tell a check as well who has that slot by now.
+                Err(error) if self.home.is_some() && cluster::asking(&error).is_some() => {}
+                tried => tried?,
             }
         }
-        let () = redis::cmd("DEL").arg(&key).query_async(&mut connection).await?;
         // The last one alone, for the first may have had to send the script. A
         // server that is too far away answers a probe, and then no check in time.
         let asked = redis::cmd("TIME");
@@ -294,6 +392,27 @@ impl Probe for WriteProbe {
         let (seconds, micros): (u64, u32) =
             answer.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         Ok(Duration::from_secs(seconds) + Duration::from_micros(micros.into()))
+    }
+}
+
+impl WriteProbe {
+    async fn charge_twice(
+        &self,
+        connection: &mut MultiplexedConnection,
+        key: String,
+    ) -> Result<(), RedisError> {
+        // The second charge finds a longer window than its own, so between them
+        // and the deletion every command of the script is run.
+        for window in [1000, 1] {
+            let rule = Rule { limit: 2, window, block: 0, enforced: true };
+            let asked = [Asked { key: key.clone(), rule, cost: 1, owed: None }];
+            let fill = |command: &mut Cmd| fill(command, &asked, Duration::ZERO);
+            let reply = self.script.run(connection, Asking::No, fill).await?;
+            if reply.len() != 2 {
+                return Err(unexpected_reply());
+            }
+        }
+        redis::cmd("DEL").arg(&key).query_async(connection).await
     }
 }
 

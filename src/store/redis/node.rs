@@ -1,0 +1,51 @@
+//! One server: the connection to it, and what is known of the scripts there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
+
+use redis::{ConnectionInfo, RedisError};
+
+use super::WriteProbe;
+use super::cluster::Home;
+use super::connection::{Events, Link, Live};
+use super::script::{self, Script};
+
+/// The only server, or one master of a cluster.
+pub(super) struct Node {
+    pub(super) link: Link<WriteProbe>,
+    /// Of this server: another one may have lost the text or not.
+    pub(super) fixed_window: Arc<Script>,
+    /// Whether a redirect has led here since the last look at the cluster.
+    pub(super) is_named: AtomicBool,
+}
+
+/// What all nodes of one store have in common.
+#[derive(Clone)]
+pub(super) struct Common {
+    pub(super) namespace: String,
+    pub(super) deadline: Duration,
+    pub(super) events: Events,
+    pub(super) generations: Arc<AtomicU64>,
+}
+
+impl Node {
+    pub(super) fn new(
+        target: ConnectionInfo,
+        common: &Common,
+        home: Option<Home>,
+    ) -> Result<Self, RedisError> {
+        let Common { namespace, deadline, events, generations } = common.clone();
+        let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
+        let probe = WriteProbe { script: fixed_window.clone(), namespace, deadline, home };
+        let link = Link::new(target, deadline, probe, events, generations)?;
+        Ok(Self { link, fixed_window, is_named: AtomicBool::new(false) })
+    }
+}
+
+/// A connection, and the server that it is to.
+#[derive(Clone)]
+pub(super) struct Hop {
+    pub(super) node: Arc<Node>,
+    pub(super) live: Live,
+}
