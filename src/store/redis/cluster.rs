@@ -145,21 +145,19 @@ fn watching(events: Events, refresh: Arc<Notify>) -> Events {
 pub(super) struct Guide(Arc<Shared>);
 
 impl Guide {
-    /// Where an error leads to, if it is a redirect, with a connection to it.
+    /// A connection to where a redirect leads.
     pub(super) async fn follow(
         &self,
-        error: &RedisError,
+        redirect: &RedisError,
         from: &Hop,
         until: Instant,
-    ) -> Option<Result<(Hop, Asking), StoreError>> {
-        let asking = asking(error)?;
-        let (address, _) = error.redirect_node()?;
-        if asking == Asking::No {
+    ) -> Result<Hop, StoreError> {
+        let (address, _) = redirect.redirect_node().unwrap_or_default();
+        if asking(redirect) == Some(Asking::No) {
             self.0.refresh.notify_one();
         }
         let late = |_| Err(StoreError::new(StoreErrorKind::Timeout));
-        let hop = timeout_at(until, self.0.connection_to(address, &from.node)).await.unwrap_or_else(late);
-        Some(hop.map(|hop| (hop, asking)))
+        timeout_at(until, self.0.connection_to(address, &from.node)).await.unwrap_or_else(late)
     }
 
     /// The class of an error. A redirect that is not followed is no mistake of
@@ -188,7 +186,8 @@ pub(super) fn asking(error: &RedisError) -> Option<Asking> {
 
 impl Shared {
     fn address(&self) -> String {
-        let addresses: Vec<_> = self.seeds.iter().map(|seed| connection::address(seed.addr())).collect();
+        let mut addresses: Vec<_> = self.seeds.iter().map(|seed| connection::address(seed.addr())).collect();
+        addresses.sort_unstable();
         addresses.join(",")
     }
 

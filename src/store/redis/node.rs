@@ -1,7 +1,7 @@
 //! One server: the connection to it, and what is known of the scripts there.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{ConnectionInfo, RedisError};
@@ -10,6 +10,7 @@ use super::WriteProbe;
 use super::cluster::Home;
 use super::connection::{Events, Link, Live};
 use super::script::{self, Script};
+use crate::store::StoreEvent;
 
 /// The only server, or one master of a cluster.
 pub(super) struct Node {
@@ -18,6 +19,7 @@ pub(super) struct Node {
     pub(super) fixed_window: Arc<Script>,
     /// Whether a redirect has led here since the last look at the cluster.
     pub(super) is_named: AtomicBool,
+    is_gone: Arc<AtomicBool>,
 }
 
 /// What all nodes of one store have in common.
@@ -37,10 +39,26 @@ impl Node {
     ) -> Result<Self, RedisError> {
         let Common { namespace, deadline, events, generations } = common.clone();
         let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
+        let is_gone = Arc::default();
+        let events = while_there(events, Arc::clone(&is_gone));
         let probe = WriteProbe { script: fixed_window.clone(), namespace, deadline, home };
         let link = Link::new(target, deadline, probe, events, generations)?;
-        Ok(Self { link, fixed_window, is_named: AtomicBool::new(false) })
+        Ok(Self { link, fixed_window, is_named: AtomicBool::new(false), is_gone })
     }
+
+    /// It has left the cluster: nothing more is told of it.
+    pub(super) fn leave(&self) {
+        self.is_gone.store(true, Ordering::Release);
+    }
+}
+
+/// Tells nothing of a node that has left: it would be missed for ever.
+fn while_there(events: Events, is_gone: Arc<AtomicBool>) -> Events {
+    Arc::new(move |event: &StoreEvent<'_>| {
+        if !is_gone.load(Ordering::Acquire) {
+            events(event);
+        }
+    })
 }
 
 /// A connection, and the server that it is to.

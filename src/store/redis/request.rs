@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use redis::{Cmd, RedisError, RedisResult};
+use redis::{Cmd, RedisResult};
 use tokio::time::Instant;
 
-use super::cluster::Guide;
+use super::cluster::{self, Guide};
 use super::node::Hop;
 use super::script::Asking;
 use super::{Asked, error, fill};
@@ -54,15 +54,14 @@ impl Way {
             Err(error) => error,
         };
         let Some(guide) = &self.guide else { return Err(error::classify(&error)) };
-        if Instant::now() < self.until
-            && let Some(followed) = guide.follow(&error, &self.hop, self.until).await
-        {
-            // It was there, and in time.
-            self.hop.node.link.answered();
-            let (hop, asking) = followed?;
-            let hop = self.landed.get_or_init(|| hop);
-            return request.on(hop, asking).await.map_err(|error: RedisError| guide.classify(&error));
-        }
-        Err(guide.classify(&error))
+        let is_late = Instant::now() >= self.until;
+        let Some(asking) = cluster::asking(&error).filter(|_| !is_late) else {
+            return Err(guide.classify(&error));
+        };
+        // The node is there; who it names may not be.
+        self.hop.node.link.answered();
+        let hop = guide.follow(&error, &self.hop, self.until).await?;
+        let hop = self.landed.get_or_init(|| hop);
+        request.on(hop, asking).await.map_err(|error| guide.classify(&error))
     }
 }

@@ -168,6 +168,7 @@ impl Shared {
         self.state.send_replace(State::Known(map));
         drop(nodes);
         for node in gone {
+            node.leave();
             self.tell(&StoreEvent::Left { address: node.link.address() });
         }
         for node in &masters {
