@@ -13,6 +13,9 @@ pub(crate) type Millis = u64;
 pub(crate) enum Clock {
     System {
         started: Instant,
+        /// The wall clock then. Only so that the windows of several processes
+        /// are counted from about the same epoch.
+        since_epoch: Millis,
     },
     #[cfg(feature = "test-util")]
     Manual(crate::test_util::ManualClock),
@@ -20,14 +23,18 @@ pub(crate) enum Clock {
 
 impl Clock {
     pub(crate) fn system() -> Self {
-        Self::System { started: Instant::now() }
+        let since_epoch = whole_millis(wall_clock());
+        Self::System { started: Instant::now(), since_epoch }
     }
 
-    /// Now, in whole milliseconds since some fixed moment.
+    /// Now, in whole milliseconds since about 1970. Never goes back, whatever
+    /// the wall clock does.
     pub(crate) fn now(&self) -> Millis {
         match self {
             // Saturates: under a paused clock another runtime may be "earlier".
-            Self::System { started } => whole_millis(started.elapsed()),
+            Self::System { started, since_epoch } => {
+                since_epoch.saturating_add(whole_millis(started.elapsed()))
+            }
             #[cfg(feature = "test-util")]
             Self::Manual(clock) => clock.now(),
         }
@@ -36,12 +43,16 @@ impl Clock {
     /// The wall clock, for the one header that needs it.
     pub(crate) fn since_epoch(&self) -> Duration {
         match self {
-            // A clock set before 1970 shows resets in 1970 rather than panics.
-            Self::System { .. } => SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            Self::System { .. } => wall_clock(),
             #[cfg(feature = "test-util")]
             Self::Manual(clock) => Duration::from_millis(clock.now()),
         }
     }
+}
+
+/// A clock set before 1970 shows 1970 rather than panics.
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Without the 128-bit arithmetic of `Duration::as_millis`.

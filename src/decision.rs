@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::Millis;
+
 /// The answer of one check: allowed or refused, by which policy, and the
 /// numbers of that policy.
 ///
@@ -19,6 +21,8 @@ pub struct Decision {
     pub(crate) shadow: bool,
     /// Whether the numbers were counted, or mean nothing.
     pub(crate) counted: bool,
+    /// When it was made, on the limiter's clock.
+    pub(crate) at: Millis,
 }
 
 impl Decision {
@@ -61,8 +65,9 @@ impl Decision {
         self.outcome.remaining
     }
 
-    /// On a refusal the retry time, otherwise the time until the window ends.
-    /// Zero when nothing is counted.
+    /// On a refusal the retry time, otherwise the time until the window ends, for
+    /// a sliding one its current sub-window, or the bucket is full. Zero when
+    /// nothing is counted.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         Duration::from_millis(self.outcome.retry_after_ms.unwrap_or(self.outcome.reset_after_ms))
@@ -120,19 +125,24 @@ pub enum Refusal {
     Blocked,
     /// The cost is above the limit: no wait makes it fit.
     TooLarge,
+    /// There is room, but open reservations hold it
+    /// ([`reserve_for`](crate::Policy::reserve_for)): those who try again soon
+    /// may find some given back. It starts no block.
+    Reserved,
     /// The store cannot decide, and the policy is one that then refuses
     /// ([`OnStoreFailure::Deny`](crate::OnStoreFailure::Deny)).
     Unavailable,
 }
 
 impl Refusal {
-    /// `limit`, `blocked`, `too_large` or `unavailable`: what metrics and logs call it.
+    /// `limit`, `blocked`, `too_large`, `reserved` or `unavailable`: what metrics and logs call it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Limit => "limit",
             Self::Blocked => "blocked",
             Self::TooLarge => "too_large",
+            Self::Reserved => "reserved",
             Self::Unavailable => "unavailable",
         }
     }
@@ -168,7 +178,8 @@ pub(crate) struct Outcome {
     pub(crate) refusal: Option<Refusal>,
     pub(crate) used: u64,
     pub(crate) remaining: u64,
-    /// Until the window or the block ends, 0 when neither runs.
+    /// Until the window or the block ends or the bucket is full, 0 when nothing
+    /// runs.
     pub(crate) reset_after_ms: u64,
     pub(crate) retry_after_ms: Option<u64>,
     pub(crate) blocked: bool,

@@ -279,7 +279,7 @@ pub mod test_util;
 
 pub use crate::decision::{Decision, Refusal, Source};
 pub use crate::key::{Key, KeyBuilder, KeySecret, MAX_KEY_LEN};
-pub use crate::limiter::{BuildError, Charge, PolicyHandle, RateLimiter, RateLimiterBuilder};
+pub use crate::limiter::{BuildError, Charge, PolicyHandle, RateLimiter, RateLimiterBuilder, Reserved};
 pub use crate::middleware::RateLimitLayer;
 pub use crate::policy::{
     Algorithm, MAX_LIMIT, MAX_POLICIES, MAX_WINDOW, MIN_WINDOW, OnStoreFailure, Policy, PolicyError, Rate,

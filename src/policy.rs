@@ -110,6 +110,21 @@ pub enum Algorithm {
     /// length. A `block_for` shorter than the window ends it early, so that
     /// about limit x window / block pass in one window's length.
     FixedWindow,
+    /// Two counters, of sub-windows as long as the window and counted from the
+    /// epoch of the store's clock. The previous one weighs as much as is left of
+    /// the current one, rounded down, so what was used comes back gradually.
+    ///
+    /// Not a hard cap over every possible span: what the previous counter held
+    /// is taken for evenly spread. Requests that came at its very end weigh ever
+    /// less, and up to twice the limit can pass within one window's length.
+    SlidingWindow,
+    /// Tokens, of which there are at most [`burst`](Policy::burst), come back
+    /// continuously, as many as the limit in each window. The generic cell rate
+    /// algorithm of ITU-T I.371, which keeps one number for each identity.
+    ///
+    /// Not a hard cap over every possible span: a full bucket and what comes
+    /// back meanwhile, burst + limit, can pass within one window's length.
+    TokenBucket,
 }
 
 /// A named rule: how identities are counted, and what happens at the limit.
@@ -135,7 +150,9 @@ pub struct Policy {
     name: Arc<str>,
     algorithm: Algorithm,
     rate: Rate,
+    burst: Option<u64>,
     block_for: Option<Duration>,
+    reserve_for: Option<Duration>,
     shadow: bool,
     on_store_failure: OnStoreFailure,
 }
@@ -159,14 +176,66 @@ impl Policy {
     ///
     /// The name is 1 to 64 of `a-z`, `0-9`, `_` and `-`.
     pub fn fixed_window(name: impl Into<Arc<str>>, rate: Rate) -> Self {
+        Self::new(name.into(), Algorithm::FixedWindow, rate)
+    }
+
+    /// Counts in a sliding window, see [`Algorithm::SlidingWindow`].
+    ///
+    /// The name is 1 to 64 of `a-z`, `0-9`, `_` and `-`.
+    pub fn sliding_window(name: impl Into<Arc<str>>, rate: Rate) -> Self {
+        Self::new(name.into(), Algorithm::SlidingWindow, rate)
+    }
+
+    /// Takes tokens from a bucket, see [`Algorithm::TokenBucket`]: the rate is
+    /// how they come back, [`burst`](Self::burst) how many there are at most.
+    ///
+    /// The name is 1 to 64 of `a-z`, `0-9`, `_` and `-`.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Policy, Rate};
+    ///
+    /// // 10 at once, then 2 more in each second.
+    /// let search = Policy::token_bucket("search", Rate::per_second(2)).burst(10);
+    /// # assert_eq!(search.max_burst(), Some(10));
+    /// ```
+    pub fn token_bucket(name: impl Into<Arc<str>>, rate: Rate) -> Self {
+        Self::new(name.into(), Algorithm::TokenBucket, rate)
+    }
+
+    fn new(name: Arc<str>, algorithm: Algorithm, rate: Rate) -> Self {
         Self {
-            name: name.into(),
-            algorithm: Algorithm::FixedWindow,
+            name,
+            algorithm,
             rate,
+            burst: None,
             block_for: None,
+            reserve_for: None,
             shadow: false,
             on_store_failure: OnStoreFailure::Local,
         }
+    }
+
+    /// How many tokens a bucket holds, and so the most that passes at once. 0
+    /// refuses everything; burst x window in milliseconds is at most
+    /// [`MAX_LIMIT`]. Of a token bucket only. Default: as many as come back in
+    /// one window.
+    pub fn burst(mut self, burst: u64) -> Self {
+        self.burst = Some(burst);
+        self
+    }
+
+    /// Holds places open for what is only known after the response: a request
+    /// reserves its cost when it is admitted, and is settled later for what it
+    /// really came to. A reservation that nobody settles lapses after this time,
+    /// 1 ms to 366 days in whole milliseconds.
+    ///
+    /// Open reservations count against the limit. A refusal for which they alone
+    /// are the reason is [`Refusal::Reserved`](crate::Refusal::Reserved). Settled
+    /// later than it has lapsed, a request still counts for what it came to.
+    /// Default: nothing is held open.
+    pub fn reserve_for(mut self, reserve_for: Duration) -> Self {
+        self.reserve_for = Some(reserve_for);
+        self
     }
 
     /// The first refusal starts a block of this length, 1 ms to 366 days in
@@ -214,6 +283,18 @@ impl Policy {
         self.rate
     }
 
+    /// The most at once of a token bucket, `None` for a window.
+    #[must_use]
+    pub fn max_burst(&self) -> Option<u64> {
+        (self.algorithm == Algorithm::TokenBucket).then(|| self.burst.unwrap_or(self.rate.limit))
+    }
+
+    /// How long an open reservation is held.
+    #[must_use]
+    pub fn reservation(&self) -> Option<Duration> {
+        self.reserve_for
+    }
+
     /// How long an identity is blocked after its first refusal.
     #[must_use]
     pub fn block(&self) -> Option<Duration> {
@@ -237,20 +318,44 @@ impl Policy {
     }
 
     /// The block in milliseconds, 0 for none.
-    ///
+    pub(crate) fn block_ms(&self) -> u64 {
+        self.block_for.and_then(whole_millis).unwrap_or(0)
+    }
+
+    /// How long a reservation is held in milliseconds, 0 if none is.
+    pub(crate) fn reserve_ms(&self) -> u64 {
+        self.reserve_for.and_then(whole_millis).unwrap_or(0)
+    }
+
     /// # Errors
     ///
     /// What is not legal about this policy.
-    pub(crate) fn checked_block_ms(&self) -> Result<u64, PolicyError> {
+    pub(crate) fn check(&self) -> Result<(), PolicyError> {
         let legal =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-');
         if self.name.is_empty() || self.name.len() > 64 || !self.name.bytes().all(legal) {
             return Err(PolicyError::Name { name: self.name.clone() });
         }
-        match self.block_for {
-            None => Ok(0),
-            Some(block_for) => whole_millis(block_for)
-                .ok_or_else(|| PolicyError::BlockFor { policy: self.name.clone(), block_for }),
+        let policy = || self.name.clone();
+        if let Some(block_for) = self.block_for
+            && whole_millis(block_for).is_none()
+        {
+            return Err(PolicyError::BlockFor { policy: policy(), block_for });
+        }
+        if let Some(reserve_for) = self.reserve_for
+            && whole_millis(reserve_for).is_none()
+        {
+            return Err(PolicyError::ReserveFor { policy: policy(), reserve_for });
+        }
+        match (self.max_burst(), self.burst) {
+            (None, Some(burst)) => Err(PolicyError::NoBucket { policy: policy(), burst }),
+            // The level of a bucket is kept in 1/window of a token.
+            (Some(burst), _)
+                if burst.checked_mul(self.rate.window_ms).is_none_or(|level| level > MAX_LIMIT) =>
+            {
+                Err(PolicyError::Burst { policy: policy(), burst, window: self.rate.window() })
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -258,6 +363,11 @@ impl Policy {
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} in {:?}", self.name, self.rate.limit, self.rate.window())?;
+        match self.algorithm {
+            Algorithm::FixedWindow => {}
+            Algorithm::SlidingWindow => f.write_str(", sliding")?,
+            Algorithm::TokenBucket => write!(f, ", burst {}", self.burst.unwrap_or(self.rate.limit))?,
+        }
         if let Some(block) = self.block_for {
             write!(f, ", then blocked for {block:?}")?;
         }
@@ -293,6 +403,36 @@ pub enum PolicyError {
         policy: Arc<str>,
         /// The block given.
         block_for: Duration,
+    },
+    /// The time of a reservation is out of range or not in whole milliseconds.
+    #[error(
+        "reserve_for: {reserve_for:?} of policy {policy} is not allowed, it takes whole milliseconds from 1 ms to 366 days"
+    )]
+    ReserveFor {
+        /// The policy.
+        policy: Arc<str>,
+        /// The time given.
+        reserve_for: Duration,
+    },
+    /// The burst is too large for a level to be kept exactly.
+    #[error(
+        "burst: {burst} of policy {policy} is not allowed, burst x window in ms ({window:?}) takes at most {MAX_LIMIT}"
+    )]
+    Burst {
+        /// The policy.
+        policy: Arc<str>,
+        /// The burst given, or the limit that stands for it.
+        burst: u64,
+        /// The window.
+        window: Duration,
+    },
+    /// A burst on a policy that is not a token bucket.
+    #[error("burst: {burst} has no effect on policy {policy}, which is not a token bucket")]
+    NoBucket {
+        /// The policy.
+        policy: Arc<str>,
+        /// The burst given.
+        burst: u64,
     },
     /// The name is not 1 to 64 of `a-z`, `0-9`, `_`, `-`.
     #[error("name: {name:?} is not allowed, it takes 1 to 64 of a-z, 0-9, _ and -")]
@@ -335,20 +475,44 @@ mod tests {
     fn o_blk_3_a_block_above_366_days_is_refused_by_field_name() {
         let policy =
             |seconds| Policy::fixed_window("p", Rate::per_minute(1)).block_for(Duration::from_secs(seconds));
-        assert_eq!(policy(366 * 86_400).checked_block_ms().unwrap(), 31_622_400_000);
-        let error = policy(1_000_000_000).checked_block_ms().unwrap_err();
+        assert_eq!(policy(366 * 86_400).check(), Ok(()));
+        let error = policy(1_000_000_000).check().unwrap_err();
         assert!(error.to_string().starts_with("block_for: 1000000000s "), "{error}");
-        assert!(policy(0).checked_block_ms().is_err(), "a block of nothing is no block");
+        assert!(policy(0).check().is_err(), "a block of nothing is no block");
     }
 
     #[test]
     fn names_are_short_lower_case_words() {
-        let check = |name: &str| Policy::fixed_window(name, Rate::per_minute(1)).checked_block_ms();
+        let check = |name: &str| Policy::fixed_window(name, Rate::per_minute(1)).check();
         for name in ["http", "a", "login-ip", "x_9", &"a".repeat(64)] {
             assert!(check(name).is_ok(), "{name}");
         }
         for name in ["", "Http", "a:b", "a b", "{a}", "é", "a~b", &"a".repeat(65)] {
             assert_eq!(check(name).unwrap_err(), PolicyError::Name { name: name.into() }, "{name}");
         }
+    }
+    #[test]
+    fn the_level_of_a_bucket_is_exact_or_its_burst_refused() {
+        let day = Rate::per_day(1);
+        let largest = MAX_LIMIT / 86_400_000;
+        assert_eq!(Policy::token_bucket("b", day).burst(largest).check(), Ok(()));
+        for burst in [largest + 1, u64::MAX] {
+            let error = Policy::token_bucket("b", day).burst(burst).check().unwrap_err();
+            assert!(error.to_string().starts_with(&format!("burst: {burst} of policy b ")), "{error}");
+        }
+        let too_fast = Rate::new(MAX_LIMIT, Duration::from_secs(1)).unwrap();
+        assert!(Policy::token_bucket("b", too_fast).check().is_err(), "the burst is the limit");
+        assert_eq!(Policy::token_bucket("b", too_fast).burst(5).check(), Ok(()));
+        assert_eq!(Policy::sliding_window("s", too_fast).check(), Ok(()));
+        let error = Policy::sliding_window("s", day).burst(5).check().unwrap_err();
+        assert!(error.to_string().starts_with("burst: 5 has no effect on policy s"), "{error}");
+    }
+
+    #[test]
+    fn a_reservation_lasts_from_1_ms_to_366_days() {
+        let policy = |time| Policy::fixed_window("p", Rate::per_minute(1)).reserve_for(time);
+        assert_eq!(policy(MAX_WINDOW).check(), Ok(()));
+        let error = policy(Duration::ZERO).check().unwrap_err();
+        assert!(error.to_string().starts_with("reserve_for: 0ns of policy p "), "{error}");
     }
 }

@@ -2,11 +2,15 @@
 
 use serde_json::Value;
 
-use super::Rule;
+use super::{Kind, Rule};
 use crate::clock::Millis;
 use crate::decision::{Outcome, Refusal};
 
-const FIXED_WINDOW: &str = include_str!("../../tests/vectors/fixed_window.jsonl");
+const VECTORS: [&str; 3] = [
+    include_str!("../../tests/vectors/fixed_window.jsonl"),
+    include_str!("../../tests/vectors/sliding_window.jsonl"),
+    include_str!("../../tests/vectors/token_bucket.jsonl"),
+];
 
 /// What is played: one identity under one rule.
 pub(crate) trait Player {
@@ -16,17 +20,23 @@ pub(crate) trait Player {
 }
 
 /// Plays every vector on a new player, and answers how many steps that were.
-pub(crate) fn play_fixed_window<P: Player>(mut player: impl FnMut(Rule) -> P) -> usize {
+pub(crate) fn play_all<P: Player>(mut player: impl FnMut(Rule) -> P) -> usize {
     let mut steps = 0;
-    for (line, vector) in FIXED_WINDOW.lines().enumerate() {
+    for (line, vector) in VECTORS.iter().flat_map(|file| file.lines().enumerate()) {
         let vector: Value = serde_json::from_str(vector).unwrap();
         let policy = &vector["policy"];
-        let rule = Rule {
-            limit: policy["limit"].as_u64().unwrap(),
-            window: policy["window_ms"].as_u64().unwrap(),
-            block: policy["block_ms"].as_u64().unwrap_or(0),
-            enforced: true,
+        let number = |field: &str| policy[field].as_u64();
+        let limit = number("limit").unwrap();
+        let (kind, limit) = match vector["algorithm"].as_str().unwrap() {
+            "fixed_window" => (Kind::FixedWindow, limit),
+            "sliding_window" => (Kind::SlidingWindow, limit),
+            "token_bucket" => (Kind::TokenBucket { refill: limit }, number("burst").unwrap()),
+            other => panic!("unknown algorithm {other}"),
         };
+        // Tokens that never come back are no tokens.
+        let limit = if kind == (Kind::TokenBucket { refill: 0 }) { 0 } else { limit };
+        let (window, block) = (number("window_ms").unwrap(), number("block_ms").unwrap_or(0));
+        let rule = Rule { kind, limit, window, block, enforced: true };
         let mut player = player(rule);
         for step in vector["steps"].as_array().unwrap() {
             let now = step["t"].as_u64().unwrap();

@@ -19,7 +19,7 @@ type Decided = ArrayVec<Option<Decision>, MAX_POLICIES>;
 /// same first part.
 pub(super) fn share_a_slot(charges: &[Charge]) -> bool {
     let [first, others @ ..] = charges else { return true };
-    others.is_empty() || charges.iter().all(|charge| charge.policy.is_paired() && charge.tag() == first.tag())
+    others.is_empty() || charges.iter().all(|charge| charge.policy.is_braced() && charge.tag() == first.tag())
 }
 
 /// Starts a check for each charge.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use arrayvec::ArrayVec;
 
-use super::{Backend, Charge, Charges, Inner, decision};
-use crate::algorithm::{self, Line, State};
+use super::{Backend, Charge, Charges, Inner, PolicyHandle, decision};
+use crate::algorithm::{self, Act, Line};
 use crate::clock::Millis;
 use crate::decision::{Decision, Outcome, Refusal, Source};
 use crate::policy::{MAX_POLICIES, OnStoreFailure};
@@ -31,7 +31,13 @@ impl Charge {
     fn asked_of_redis(&self, debt: Option<&Debt>) -> redis::Asked {
         let key = self.policy.store_key(&self.key);
         let owed = debt.map(|debt| self.policy.owed(&key, debt));
-        redis::Asked { key, rule: self.rule(), cost: self.cost, owed }
+        let held_for = self.policy.policy().reserve_ms();
+        let reservations = (held_for > 0).then(|| redis::Reservations {
+            key: PolicyHandle::reservations_key(&key),
+            member: self.reservation.map_or_else(String::new, |held| format!("{}={}", held.id, held.amount)),
+            held_for,
+        });
+        redis::Asked { key, rule: self.rule(), cost: self.cost, act: self.act, reservations, owed }
     }
 }
 
@@ -131,25 +137,30 @@ impl Inner {
         // The time left is counted from the answer, later than Redis does: what
         // is promised is then true there as well.
         let now = self.clock.now();
-        let mut lines: ArrayVec<Line, MAX_POLICIES> = charges
-            .iter()
-            .zip(before)
-            .map(|(charge, before)| Line { rule: charge.rule(), cost: charge.cost, state: before.at(now) })
-            .collect();
-        let counted: ArrayVec<u64, MAX_POLICIES> = lines.iter().map(|line| line.state.count()).collect();
+        let line = |(charge, before): (&Charge, Remembered)| {
+            let (rule, open) = (charge.rule(), before.open);
+            Line { rule, cost: charge.cost, act: charge.act, state: before.at(rule.kind, now), open }
+        };
+        let mut lines: ArrayVec<Line, MAX_POLICIES> = charges.iter().zip(before).map(line).collect();
+        let counted: ArrayVec<_, MAX_POLICIES> = lines.iter().map(|line| (line.state, line.open)).collect();
         let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
         algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
-        for (i, (charge, Line { state, .. })) in charges.iter().zip(&lines).enumerate() {
+        for (i, (charge, line)) in charges.iter().zip(&lines).enumerate() {
+            let asked = charge.asked();
             if let Some(debt) = sent.debts[i] {
-                self.local.paid(&charge.asked(), debt.marker, sent.generation);
+                self.local.paid(&asked, debt.marker, sent.generation);
             }
-            if *state != State::Idle {
-                let refused = matches!(outcomes[i].refusal, Some(Refusal::Limit | Refusal::Blocked));
-                let charged = if in_time { state.count().saturating_sub(counted[i]) } else { 0 };
-                let (generation, resets) = (sent.generation, sent.resets);
-                let said = Said { state: *state, charged, refused, generation, resets };
-                self.local.mirror(&charge.asked(), said, now);
+            let (before, open) = counted[i];
+            let reserved = line.open > open;
+            if line.state.is_nothing(line.rule.kind) && !reserved && charge.act.asks() {
+                continue;
             }
+            let refused = matches!(outcomes[i].refusal, Some(Refusal::Limit | Refusal::Blocked));
+            let added = line.state.amount().current.saturating_sub(before.amount().current);
+            let charged = if in_time { added } else { 0 };
+            let (generation, resets) = (sent.generation, sent.resets);
+            let said = Said { state: line.state, charged, refused, reserved, generation, resets };
+            self.local.mirror(&asked, &said, now);
         }
         let answer = |(line, outcome): (&Line, Outcome)| Answer { limit: line.rule.limit, outcome };
         lines.iter().zip(outcomes).map(answer).collect()
@@ -166,8 +177,8 @@ impl Inner {
         let state = *before.first()?;
         self.take_over(&charges, before, &sent, true);
         let (now, rule) = (self.clock.now(), charge.rule());
-        let outcome = algorithm::peek(&rule, state.at(now), now);
-        Some(decision(charge, Answer { limit: rule.limit, outcome }, Source::Redis))
+        let outcome = algorithm::peek(&rule, state.at(rule.kind, now), state.open, now);
+        Some(decision(charge, Answer { limit: rule.limit, outcome }, Source::Redis, now))
     }
 
     /// The one place where a store that could not decide becomes a decision, by
@@ -177,7 +188,13 @@ impl Inner {
             let policy = charge.policy.policy().name();
             self.observers.tell(|observer| observer.fell_back(policy, error.kind()));
         }
-        let choice = |charge: &Charge| charge.policy.policy().store_failure();
+        let choice = |charge: &Charge| match charge.act {
+            Act::Charge | Act::Reserve => charge.policy.policy().store_failure(),
+            // What has happened is counted, whatever was to become of the next.
+            Act::Settle => OnStoreFailure::Local,
+            // Redis has charged it, and it is not for this process to give it back.
+            Act::Refund { .. } => OnStoreFailure::Allow,
+        };
         let denies = |charge: &&Charge| charge.rule().enforced && choice(charge) == OnStoreFailure::Deny;
         if let Some(denying) = charges.iter().find(denies) {
             return self.uncounted(denying, Some(Refusal::Unavailable));

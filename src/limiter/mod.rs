@@ -9,6 +9,7 @@ mod fallback;
 #[cfg(feature = "redis")]
 mod reconcile;
 mod registry;
+mod settle;
 
 use std::fmt;
 use std::future::Future;
@@ -22,7 +23,9 @@ use arrayvec::ArrayVec;
 pub use self::builder::{BuildError, RateLimiterBuilder};
 pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
-use crate::algorithm::Rule;
+use self::settle::Reservation;
+pub use self::settle::Reserved;
+use crate::algorithm::{Act, Rule};
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
 use crate::key::Key;
@@ -86,12 +89,26 @@ pub struct Charge {
     policy: PolicyHandle,
     key: Key,
     cost: u64,
+    /// In place of the policy's.
+    limit: Option<u64>,
+    act: Act,
+    /// The one that is made or settled.
+    reservation: Option<Reservation>,
 }
 
 impl Charge {
     /// A charge of 1.
     pub fn new(policy: &PolicyHandle, key: Key) -> Self {
-        Self { policy: policy.clone(), key, cost: 1 }
+        Self { policy: policy.clone(), key, cost: 1, limit: None, act: Act::Charge, reservation: None }
+    }
+
+    /// Another limit for this identity, on the same count: a plan, or a customer
+    /// who has twice as much. The burst of a bucket changes in proportion.
+    /// Anything above [`MAX_LIMIT`](crate::MAX_LIMIT) is that. Default: the
+    /// policy's.
+    pub fn limit(mut self, limit: u64) -> Self {
+        self.limit = Some(limit);
+        self
     }
 
     /// Another cost, in the units of the limit. 0 charges nothing and is
@@ -116,7 +133,8 @@ impl Charge {
     }
 
     fn rule(&self) -> Rule {
-        self.policy.rule_for(&self.key)
+        let rule = self.policy.rule_for(&self.key);
+        self.limit.map_or(rule, |limit| rule.with_limit(limit))
     }
 
     fn asked(&self) -> Asked<'_> {
@@ -126,6 +144,8 @@ impl Charge {
             first_len: self.key.first_len(),
             rule: self.rule(),
             cost: self.cost,
+            act: self.act,
+            reservation: self.reservation.map(|held| (held.id, self.policy.policy().reserve_ms())),
         }
     }
 }
@@ -239,7 +259,7 @@ impl RateLimiter {
     ) -> Result<ArrayVec<PolicyHandle, N>, BuildError> {
         // All are looked at before the first is known to anybody.
         for (i, policy) in policies.iter().enumerate() {
-            policy.checked_block_ms()?;
+            policy.check()?;
             if policies[..i].iter().any(|other| other.name() == policy.name()) {
                 return Err(BuildError::DuplicatePolicy { name: policy.name().to_owned() });
             }
@@ -271,21 +291,15 @@ impl RateLimiter {
     /// Charges 1 to 8 identities, all or none of them, and answers whether they
     /// may go on. One round trip to Redis; none in memory.
     ///
-    /// Two charges of one identity under one policy are one of their sum.
+    /// Two charges of one identity under one policy are one of their sum. A
+    /// policy that reserves charges at once; see [`reserve`](Self::reserve).
     ///
     /// Nothing happens before the future is polled. Dropped while Redis is
     /// asked, the check has counted once or not at all. It never fails: what
     /// Redis cannot decide is decided by this process.
     pub async fn check<const N: usize>(&self, charges: [Charge; N]) -> Decision {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
-        let mut distinct = Charges::new();
-        for charge in charges {
-            match distinct.iter_mut().find(|other| other.is_for(&charge)) {
-                Some(other) => other.cost = other.cost.saturating_add(charge.cost),
-                None => distinct.push(charge),
-            }
-        }
-        self.begin(&distinct).await
+        self.begin(&distinct(charges)).await
     }
 
     /// The numbers of one identity, without a charge and never refused. One
@@ -297,8 +311,9 @@ impl RateLimiter {
         if let Some(decision) = self.0.peek_at_redis(&charge).await {
             return decision;
         }
-        let answer = self.0.local.peek(&charge.asked(), self.0.fallback_share(), self.0.clock.now());
-        decision(&charge, answer, Source::Local)
+        let now = self.0.clock.now();
+        let answer = self.0.local.peek(&charge.asked(), self.0.fallback_share(), now);
+        decision(&charge, answer, Source::Local, now)
     }
 
     /// Forgets one identity under one policy, its block too. Other processes
@@ -314,7 +329,11 @@ impl RateLimiter {
         self.0.local.reset(&charge.asked());
         #[cfg(feature = "redis")]
         if let Backend::Redis { store, .. } = &self.0.backend {
-            store.reset(&policy.store_key(key)).await?;
+            let store_key = policy.store_key(key);
+            // In the slot of the counter only for a policy that reserves.
+            let reserves = policy.policy().reservation().is_some();
+            let reservations = reserves.then(|| PolicyHandle::reservations_key(&store_key));
+            store.reset(std::iter::once(store_key).chain(reservations).collect()).await?;
             // Again: an answer from before may have been mirrored meanwhile.
             self.0.local.reset(&charge.asked());
         }
@@ -365,6 +384,15 @@ impl RateLimiter {
             return paid.unwrap_or_else(|_| Err(StoreError::new(crate::store::StoreErrorKind::Timeout)));
         }
         Ok(())
+    }
+
+    /// Whether Redis, or the master of its slot, can be asked of this now.
+    pub(crate) fn can_ask_redis(&self, charge: &Charge) -> bool {
+        match &self.0.backend {
+            #[cfg(feature = "redis")]
+            Backend::Redis { store, .. } => store.unavailable(charge.tag()).is_none(),
+            _ => false,
+        }
     }
 
     /// Whether keys of one check must share a slot.
@@ -453,7 +481,7 @@ impl Inner {
                 deciding = i;
             }
         }
-        decision(&charges[deciding], answers[deciding], source)
+        decision(&charges[deciding], answers[deciding], source, self.clock.now())
     }
 
     fn tell(&self, charge: &Charge, answer: &Answer, check_refused: bool, source: Source) {
@@ -463,6 +491,9 @@ impl Inner {
             None if check_refused => Verdict::Spared,
             None => Verdict::Allowed,
         };
+        if !charge.act.asks() {
+            return;
+        }
         self.observers.checked(&Checked {
             policy: charge.policy.policy().name(),
             key: &charge.key,
@@ -492,7 +523,19 @@ impl fmt::Debug for RateLimiter {
     }
 }
 
-fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
+/// One charge for each identity and policy.
+fn distinct<const N: usize>(charges: [Charge; N]) -> Charges {
+    let mut distinct = Charges::new();
+    for charge in charges {
+        match distinct.iter_mut().find(|other| other.is_for(&charge)) {
+            Some(other) => other.cost = other.cost.saturating_add(charge.cost),
+            None => distinct.push(charge),
+        }
+    }
+    distinct
+}
+
+fn decision(charge: &Charge, answer: Answer, source: Source, at: Millis) -> Decision {
     let policy = charge.policy.policy();
     Decision {
         policy: policy.shared_name().clone(),
@@ -501,5 +544,6 @@ fn decision(charge: &Charge, answer: Answer, source: Source) -> Decision {
         source,
         shadow: policy.is_shadow(),
         counted: true,
+        at,
     }
 }

@@ -4,15 +4,16 @@
 //! of the others are sent here, in batches, once the connection has been
 //! healthy for a second, and whenever something new is owed.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{Backend, Inner};
-use crate::algorithm::{Rule, State};
-use crate::store::memory::{Asked, Debtor, Said};
+use super::{Backend, Inner, PolicyHandle};
+use crate::algorithm::{Act, Rule, State};
+use crate::store::memory::{Asked, Debtor, PolicyId, Said};
 use crate::store::redis::{self, Before, RedisStore, Tag};
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -70,7 +71,7 @@ struct Paid {
 
 /// Sends debts that can be sent together.
 async fn pay(store: Arc<RedisStore>, due: Vec<Due>) -> Result<Paid, StoreError> {
-    let tag = due.first().map_or(Tag([""; 3]), |due| Tag::of(&due.asked.key));
+    let tag = due.first().map_or_else(Tag::default, |due| Tag::of(&due.asked.key));
     // Nothing is said of a master of which the loss has been told.
     if let Some(error) = store.unavailable(tag) {
         return Err(error);
@@ -111,12 +112,14 @@ impl Inner {
     /// Pays everything that is owed now, one batch after the other. What one
     /// master of a cluster does not take keeps nobody else from being paid.
     pub(super) async fn pay_all(&self, store: &Arc<RedisStore>, generation: u64) -> Result<(), StoreError> {
+        let policies = self.registry.policies();
         let (mut place, mut all) = (Some((0, 0)), Ok(()));
         while let Some(from) = place {
             let resets = self.local.resets();
-            let (debtors, next) = self.local.debts(from, BATCH, generation, self.clock.now());
+            let rule = |policy| policies.get(&policy).map(PolicyHandle::rule);
+            let (debtors, next) = self.local.debts(from, BATCH, generation, self.clock.now(), rule);
             place = next;
-            let due: Vec<Due> = debtors.into_iter().filter_map(|debtor| self.due(debtor)).collect();
+            let due: Vec<Due> = debtors.into_iter().filter_map(|debtor| due(&policies, debtor)).collect();
             if due.is_empty() {
                 continue;
             }
@@ -141,28 +144,38 @@ impl Inner {
         all
     }
 
-    /// What to send for a debtor. Nothing for a policy that nobody has any more.
-    fn due(&self, debtor: Debtor) -> Option<Due> {
-        let policy = self.registry.policy(debtor.policy)?;
-        let (first, rest) = debtor.key.split_at_checked(debtor.first_len.into())?;
-        let key = policy.store_key_of(first, rest);
-        let owed = policy.owed(&key, &debtor.debt);
-        // A cost of 0 charges nothing, and nothing is refused by it.
-        let rule = Rule { enforced: false, ..policy.rule() };
-        Some(Due { debtor, rule, asked: redis::Asked { key, rule, cost: 0, owed: Some(owed) } })
-    }
-
     fn acknowledge(&self, due: &[Due], before: Before, generation: u64, resets: u64) {
         let now = self.clock.now();
         for (due, remembered) in due.iter().zip(before) {
             let Debtor { policy, key, first_len, debt } = &due.debtor;
-            let asked = Asked { policy: *policy, key, first_len: *first_len, rule: due.rule, cost: 0 };
+            let asked = Asked {
+                policy: *policy,
+                key,
+                first_len: *first_len,
+                rule: due.rule,
+                cost: 0,
+                act: Act::Charge,
+                reservation: None,
+            };
             self.local.paid(&asked, debt.marker, generation);
-            let state = remembered.at(now);
+            let state = remembered.at(due.rule.kind, now);
             let refused = matches!(state, State::Blocked { .. });
-            if state != State::Idle {
-                self.local.mirror(&asked, Said { state, charged: 0, refused, generation, resets }, now);
+            if !state.is_nothing(due.rule.kind) {
+                let said = Said { state, charged: 0, refused, reserved: false, generation, resets };
+                self.local.mirror(&asked, &said, now);
             }
         }
     }
+}
+
+/// What to send for a debtor. Nothing for a policy that nobody has any more.
+fn due(policies: &HashMap<PolicyId, PolicyHandle>, debtor: Debtor) -> Option<Due> {
+    let policy = policies.get(&debtor.policy)?;
+    let (first, rest) = debtor.key.split_at_checked(debtor.first_len.into())?;
+    let key = policy.store_key_of(first, rest);
+    let owed = Some(policy.owed(&key, &debtor.debt));
+    // A cost of 0 charges nothing, and nothing is refused by it.
+    let rule = Rule { enforced: false, ..policy.rule() };
+    let asked = redis::Asked { key, rule, cost: 0, act: Act::Charge, reservations: None, owed };
+    Some(Due { debtor, rule, asked })
 }

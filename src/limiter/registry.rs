@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use crate::algorithm::Rule;
+use crate::algorithm::{Kind, Rule};
 use crate::key::Key;
 use crate::observe::Problem;
 use crate::policy::{Policy, PolicyError};
@@ -36,6 +36,9 @@ struct Registered {
     namespace: String,
     /// `<namespace><name>:rl:`
     prefix: String,
+    /// What stands behind the identity, by the algorithm. No identity has a part
+    /// that starts with `=`.
+    suffix: &'static str,
     /// Whether it is checked together with others somewhere: its keys then
     /// carry a hash tag, everywhere.
     paired: AtomicBool,
@@ -54,8 +57,9 @@ impl PolicyHandle {
     /// The key in Redis under which an identity is counted.
     ///
     /// `<policy>:rl:<identity>`, with the namespace in front; where the policy
-    /// is checked together with others, the first part of the identity stands
-    /// in braces. It may hold an address or an account name: do not log it.
+    /// is checked together with others or reserves, the first part of the
+    /// identity stands in braces. A sliding window adds `:=sliding`, a bucket
+    /// `:=bucket`. It may hold an address or an account name: do not log it.
     ///
     /// ```
     /// use tower_ratelimit::{Key, Policy, Rate, RateLimiter};
@@ -72,19 +76,25 @@ impl PolicyHandle {
     }
 
     pub(crate) fn store_key_of(&self, first: &str, rest: &str) -> String {
-        let prefix = &self.0.prefix;
-        if self.is_paired() {
-            return format!("{prefix}{{{first}}}{rest}");
+        let Registered { prefix, suffix, .. } = &*self.0;
+        if self.is_braced() {
+            return format!("{prefix}{{{first}}}{rest}{suffix}");
         }
         self.0.asked_bare.store(true, Ordering::Relaxed);
-        format!("{prefix}{first}{rest}")
+        format!("{prefix}{first}{rest}{suffix}")
+    }
+
+    /// The key of the open reservations of a counter.
+    #[cfg(feature = "redis")]
+    pub(crate) fn reservations_key(store_key: &str) -> String {
+        format!("{store_key}:=open")
     }
 
     /// What decides the slot of a key in a cluster.
     #[cfg(feature = "redis")]
     pub(crate) fn tag<'a>(&'a self, key: &'a Key) -> Tag<'a> {
-        let (first, rest) = key.split_first();
-        if self.is_paired() { Tag([first, "", ""]) } else { Tag([&self.0.prefix, first, rest]) }
+        let ((first, rest), Registered { prefix, suffix, .. }) = (key.split_first(), &*self.0);
+        if self.is_braced() { Tag([first, "", "", ""]) } else { Tag([prefix, first, rest, suffix]) }
     }
 
     /// A debt as Redis is told of it.
@@ -100,14 +110,16 @@ impl PolicyHandle {
     /// and no policy key starts so.
     #[cfg(feature = "redis")]
     fn marker_key(&self, store_key: &str, marker: Marker) -> String {
-        if self.is_paired() {
+        if self.is_braced() {
             return format!("{store_key}:={marker}");
         }
         format!("{}reconciled:{{{store_key}}}:{marker}", self.0.namespace)
     }
 
-    pub(super) fn is_paired(&self) -> bool {
-        self.0.paired.load(Ordering::Relaxed)
+    /// Whether the first part of an identity stands in braces, so that all keys
+    /// of a check are in one slot of a cluster.
+    pub(super) fn is_braced(&self) -> bool {
+        self.0.policy.reservation().is_some() || self.0.paired.load(Ordering::Relaxed)
     }
 
     #[cfg(feature = "redis")]
@@ -198,21 +210,22 @@ impl Registry {
         registry
     }
 
-    /// The policy of a number, if anybody has it still.
+    /// The policies that anybody has, by their numbers.
     #[cfg(feature = "redis")]
-    pub(crate) fn policy(&self, id: PolicyId) -> Option<PolicyHandle> {
+    pub(crate) fn policies(&self) -> HashMap<PolicyId, PolicyHandle> {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known = names.policies.values().flatten().filter_map(Weak::upgrade);
-        known.find(|known| known.id == id).map(PolicyHandle)
+        let known = names.policies.values().flatten().filter_map(Weak::upgrade);
+        known.map(|known| (known.id, PolicyHandle(known))).collect()
     }
 
     /// Finds or adds a policy.
     pub(crate) fn register(&self, policy: &Policy, paired: bool) -> Result<Registration, PolicyError> {
-        let rule = Rule {
-            limit: policy.rate().limit(),
-            window: policy.rate().window_ms(),
-            block: policy.checked_block_ms()?,
-            enforced: !policy.is_shadow(),
+        policy.check()?;
+        let rule = Rule::of(policy);
+        let (suffix, kind) = match rule.kind {
+            Kind::FixedWindow => ("", String::new()),
+            Kind::SlidingWindow => (":=sliding", "-sliding".to_owned()),
+            Kind::TokenBucket { refill } => (":=bucket", format!("-bucket-{refill}")),
         };
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Names { policies, paired: all_paired } = &mut *names;
@@ -226,7 +239,9 @@ impl Registry {
         let paired = all_paired.contains(policy.name());
         let namesakes = policies.entry(policy.shared_name().clone()).or_default();
         let is_same = |known: &Arc<Registered>| {
-            known.rule == rule && known.policy.store_failure() == policy.store_failure()
+            known.rule == rule
+                && known.policy.store_failure() == policy.store_failure()
+                && known.policy.reservation() == policy.reservation()
         };
         let known = namesakes.iter().filter_map(Weak::upgrade).find(is_same);
         let conflict = !namesakes.is_empty() && known.is_none();
@@ -236,17 +251,18 @@ impl Registry {
             let prefix = if conflict {
                 // No name has a `~`. The rule, so that all replicas agree.
                 let mode = if rule.enforced { "" } else { "-shadow" };
-                format!("{namespace}{name}~{}-{}-{}{mode}:rl:", rule.limit, rule.window, rule.block)
+                format!("{namespace}{name}~{}-{}-{}{kind}{mode}:rl:", rule.limit, rule.window, rule.block)
             } else {
                 format!("{namespace}{name}:rl:")
             };
-            let id = IDS.hash_one(&prefix);
+            let id = IDS.hash_one((&prefix, suffix));
             let registered = Arc::new(Registered {
                 policy: policy.clone(),
                 rule,
                 id,
                 namespace: namespace.clone(),
                 prefix,
+                suffix,
                 paired: AtomicBool::new(paired),
                 asked_bare: AtomicBool::new(false),
                 layers: AtomicU32::new(0),

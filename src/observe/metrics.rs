@@ -141,13 +141,14 @@ impl fmt::Debug for Metrics {
     }
 }
 
-const OUTCOMES: [Verdict; 6] = [
+const OUTCOMES: [Verdict; 7] = [
     Verdict::Allowed,
     Verdict::Spared,
     Verdict::Refused(Refusal::Limit),
     Verdict::Refused(Refusal::Blocked),
     Verdict::Refused(Refusal::TooLarge),
     Verdict::Refused(Refusal::Unavailable),
+    Verdict::Refused(Refusal::Reserved),
 ];
 
 const SOURCES: [Source; 3] = [Source::Redis, Source::Local, Source::DenyCache];
@@ -160,6 +161,7 @@ fn outcome(verdict: Verdict) -> usize {
         Verdict::Refused(Refusal::Blocked) | Verdict::BlockStarted => 3,
         Verdict::Refused(Refusal::TooLarge) => 4,
         Verdict::Refused(Refusal::Unavailable) => 5,
+        Verdict::Refused(Refusal::Reserved) => 6,
     }
 }
 

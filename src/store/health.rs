@@ -121,7 +121,6 @@ impl HealthRecord {
             }
         }
         match event {
-            StoreEvent::Connected { .. } | StoreEvent::Left { .. } => {}
             StoreEvent::Lost { error, .. } | StoreEvent::Misconfigured { error, .. } => {
                 record.last_error = Some(error.kind());
             }
@@ -130,7 +129,7 @@ impl HealthRecord {
             StoreEvent::Failed { error, .. } if error.kind() != StoreErrorKind::Disconnected => {
                 record.last_error = Some(error.kind());
             }
-            StoreEvent::Failed { .. } => {}
+            StoreEvent::Connected { .. } | StoreEvent::Left { .. } | StoreEvent::Failed { .. } => {}
         }
     }
 

@@ -22,9 +22,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use arrayvec::ArrayVec;
 
 pub(crate) use self::debt::{Debt, Debtor, Marker, Said};
-use self::debt::{Known, Slot};
+use self::debt::{Known, Ledger, Open, Slot};
 use self::shard::{Change, Rank, Shard, Stored};
-use crate::algorithm::{self, Line, Rule, State};
+use crate::algorithm::{self, Act, Kind, Line, Rule, State};
 use crate::clock::Millis;
 use crate::decision::{Outcome, Refusal};
 use crate::policy::MAX_POLICIES;
@@ -50,6 +50,9 @@ pub(crate) struct Asked<'a> {
     pub(crate) first_len: u8,
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
+    pub(crate) act: Act,
+    /// The reservation that is made or ended, and for how long it is held.
+    pub(crate) reservation: Option<(Marker, Millis)>,
 }
 
 /// What becomes of a charge that this process admits.
@@ -102,11 +105,19 @@ impl Share {
         u64::try_from(part).unwrap_or(amount).clamp(amount.min(1), amount)
     }
 
-    /// The limit in force for an entry that Redis last said had used `mirrored`,
-    /// or that this process started itself.
-    fn limit(self, limit: u64, mirrored: Option<u64>) -> u64 {
-        let used = mirrored.unwrap_or(0).min(limit);
-        used + self.of(limit - used)
+    /// The rule in force for an entry of which Redis last said that so much was
+    /// used, 0 for one that this process started itself. A bucket also fills
+    /// with this replica's share only.
+    fn of_rule(self, rule: &Rule, told: u64) -> Rule {
+        if self == Self::WHOLE {
+            return *rule;
+        }
+        let used = told.min(rule.limit);
+        let kind = match rule.kind {
+            Kind::TokenBucket { refill } => Kind::TokenBucket { refill: self.of(refill) },
+            other => other,
+        };
+        Rule { kind, limit: used + self.of(rule.limit - used), ..*rule }
     }
 }
 
@@ -116,7 +127,7 @@ pub(crate) struct LocalTable {
     shards: Box<[Mutex<Shard>]>,
     /// What newcomers share, by policy, while their shard has only refused
     /// identities. Locked after a shard.
-    overflow: Mutex<HashMap<PolicyId, State>>,
+    overflow: Mutex<HashMap<PolicyId, Shared>>,
     /// Keyed by the process, so that nobody can aim at one shard.
     hasher: RandomState,
     entries: AtomicUsize,
@@ -162,24 +173,23 @@ impl LocalTable {
         let mut lines = ArrayVec::<Line, MAX_POLICIES>::new();
         let mut overflow = None;
         for (asked, place) in asked.iter().zip(&locked.places) {
-            let shard = &locked.guards[place.guard];
+            let shard = &mut locked.guards[place.guard];
             let position = shard.position(place.hash, asked);
             let shared = self.shared(&mut overflow, shard, position, asked.policy, now);
             lines.push(shard.line(position, shared, asked, share, now));
         }
-        let before: ArrayVec<State, MAX_POLICIES> = lines.iter().map(|line| line.state).collect();
+        let before = lines.clone();
         let mut outcomes = ArrayVec::<Outcome, MAX_POLICIES>::new();
         algorithm::step(&mut lines, now, |outcome| outcomes.push(outcome));
         let mut answers = Answers::new();
         for (i, asked) in asked.iter().enumerate() {
             let Place { guard, hash } = locked.places[i];
-            let change = Change::new(before[i], lines[i].state, &outcomes[i], now);
+            let shard = &mut locked.guards[guard];
             answers.push(Answer::new(asked, lines[i].rule.limit, outcomes[i]));
             // Looked up again: making room for the one before may have moved it.
-            let position = locked.guards[guard].position(hash, asked);
-            if !locked.guards[guard].keep(position, hash, asked, change, charged, self) {
-                self.share_out(&mut overflow, asked.policy, change);
-            }
+            let position = shard.position(hash, asked);
+            let played = Played { before: &before[i], after: &lines[i], outcome: &outcomes[i], now };
+            self.write(&mut overflow, shard, (position, hash), asked, played, charged);
         }
         answers
     }
@@ -190,16 +200,37 @@ impl LocalTable {
         let position = shard.position(hash, asked);
         let mut overflow = None;
         let shared = self.shared(&mut overflow, &shard, position, asked.policy, now);
-        let mut lines = [shard.line(position, shared, asked, share, now)];
-        let (before, limit) = (lines[0].state, lines[0].rule.limit);
+        let before = shard.line(position, shared, asked, share, now);
+        let mut lines = [before];
         // Replaced by the one outcome of the one line.
-        let mut outcome = algorithm::peek(&asked.rule, State::Idle, now);
+        let mut outcome = algorithm::peek(&asked.rule, State::Idle, 0, now);
         algorithm::step(&mut lines, now, |only| outcome = only);
-        let change = Change::new(before, lines[0].state, &outcome, now);
-        if !shard.keep(position, hash, asked, change, charged, self) {
-            self.share_out(&mut overflow, asked.policy, change);
+        let played = Played { before: &before, after: &lines[0], outcome: &outcome, now };
+        self.write(&mut overflow, &mut shard, (position, hash), asked, played, charged);
+        Answer::new(asked, lines[0].rule.limit, outcome)
+    }
+
+    /// Stores what a check has made of one identity; what there is no room for
+    /// goes to the newcomers' bucket.
+    fn write<'a>(
+        &'a self,
+        overflow: &mut Option<Overflow<'a>>,
+        shard: &mut Shard,
+        place: (Option<usize>, u64),
+        asked: &Asked<'_>,
+        played: Played<'_>,
+        charged: Charged,
+    ) {
+        let Played { before, after, outcome, now } = played;
+        let mut change = Change::new(before.state, after, outcome, now);
+        if let (Act::Reserve, Some((id, time))) = (after.act, asked.reservation)
+            && after.open > before.open
+        {
+            change.open = Some(Open { id, amount: asked.cost, lapses: now.saturating_add(time) });
         }
-        Answer::new(asked, limit, outcome)
+        if !shard.keep(place, asked, change, charged, self) {
+            self.share_out(overflow, asked.policy, change);
+        }
     }
 
     /// What a newcomer shares with others, if there is no room for it. Keeps the
@@ -211,18 +242,20 @@ impl LocalTable {
         position: Option<usize>,
         policy: PolicyId,
         now: Millis,
-    ) -> State {
+    ) -> Option<State> {
         if position.is_some() || !shard.must_overflow(now) {
-            return State::Idle;
+            return None;
         }
         let overflow = overflow.get_or_insert_with(|| self.lock_overflow());
-        overflow.get(&policy).copied().unwrap_or_default()
+        Some(overflow.get(&policy).map_or(State::Idle, |shared| shared.state))
     }
 
     fn share_out<'a>(&'a self, overflow: &mut Option<Overflow<'a>>, policy: PolicyId, change: Change) {
         let overflow = overflow.get_or_insert_with(|| self.lock_overflow());
-        overflow.retain(|_, state| state.at(change.now) != State::Idle);
-        overflow.insert(policy, change.state);
+        overflow.retain(|_, shared| change.now < shared.end);
+        if let Some(end) = change.end {
+            overflow.insert(policy, Shared { state: change.state, end });
+        }
         self.overflowed.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -232,11 +265,11 @@ impl LocalTable {
 
     /// The numbers of one identity, without a check.
     pub(crate) fn peek(&self, asked: &Asked<'_>, share: Share, now: Millis) -> Answer {
-        let (hash, shard) = self.lock(asked);
+        let (hash, mut shard) = self.lock(asked);
         let position = shard.position(hash, asked);
         let shared = self.shared(&mut None, &shard, position, asked.policy, now);
-        let Line { rule, state, .. } = shard.line(position, shared, asked, share, now);
-        Answer { limit: rule.limit, outcome: algorithm::peek(&rule, state, now) }
+        let Line { rule, state, open, .. } = shard.line(position, shared, asked, share, now);
+        Answer { limit: rule.limit, outcome: algorithm::peek(&rule, state, open, now) }
     }
 
     /// Forgets one identity under one policy.
@@ -253,25 +286,37 @@ impl LocalTable {
 
     /// Takes over what Redis has just answered on its connection of that
     /// number: the state after the check, and whether Redis refused.
-    pub(crate) fn mirror(&self, asked: &Asked<'_>, said: Said, now: Millis) {
+    pub(crate) fn mirror(&self, asked: &Asked<'_>, said: &Said, now: Millis) {
         let (hash, mut shard) = self.lock(asked);
         if self.resets() != said.resets {
             return;
         }
+        let rule = &asked.rule;
         let position = shard.position(hash, asked);
-        let known = position.map_or_else(Known::default, |position| shard.slots[position].known(now));
-        let merged = known.merge(&said, asked.rule.window, now);
-        let state = merged.state;
+        let known = position.map_or_else(Known::default, |position| {
+            let slot = &mut shard.slots[position];
+            slot.bring_to(rule, Share::WHOLE, now);
+            slot.settled(asked);
+            slot.refunded(asked);
+            slot.known()
+        });
+        let merged = known.merge(said, rule, now);
+        let (state, end) = (merged.state, rule.end(merged.state));
         let rank =
-            if said.refused { Rank::Refused } else { Rank::after(&algorithm::peek(&asked.rule, state, now)) };
-        let change = Change { state, rank, now, added: 0 };
-        let Stored::In(slot) = shard.store(position, hash, asked, change, self) else {
+            if said.refused { Rank::Refused } else { Rank::after(&algorithm::peek(rule, state, 0, now)) };
+        // Held here too: it counts where this process is left alone with it.
+        let open = asked.reservation.filter(|_| said.reserved);
+        let open = open.map(|(id, time)| Open { id, amount: asked.cost, lapses: now.saturating_add(time) });
+        let change = Change { before: state.amount(), state, rank, now, end, open };
+        let Stored::In(slot) = shard.store((position, hash), asked, change, self) else {
             return;
         };
-        (slot.told, slot.floor) = (merged.told, merged.floor);
-        slot.told_by = said.generation;
+        slot.ledger = Ledger { told_by: said.generation, ..merged.ledger };
+        if let Some(open) = open {
+            slot.reserve(open);
+        }
         // A policy that blocks must see each refusal that may start its block.
-        slot.denied = said.refused && (asked.rule.block == 0 || matches!(state, State::Blocked { .. }));
+        slot.denied = said.refused && (rule.block == 0 || matches!(state, State::Blocked { .. }));
     }
 
     /// What must be sent in front of an identity's next check on a connection,
@@ -280,7 +325,9 @@ impl LocalTable {
     pub(crate) fn owed(&self, asked: &Asked<'_>, generation: u64, now: Millis) -> Option<Debt> {
         let (hash, mut shard) = self.lock(asked);
         let position = shard.position(hash, asked)?;
-        shard.slots[position].debt(generation, now, || self.marker())
+        let slot = &mut shard.slots[position];
+        slot.bring_to(&asked.rule, Share::WHOLE, now);
+        slot.debt(generation, now, || self.marker())
     }
 
     /// Redis has acknowledged a debt.
@@ -309,6 +356,7 @@ impl LocalTable {
         at_most: usize,
         generation: u64,
         now: Millis,
+        rule: impl Fn(PolicyId) -> Option<Rule>,
     ) -> (Vec<Debtor>, Option<(usize, usize)>) {
         let mut debtors = Vec::new();
         while let Some(shard) = self.shards.get(shard_index) {
@@ -319,6 +367,9 @@ impl LocalTable {
                     return (debtors, Some((shard_index, i)));
                 }
                 let Some(slot) = shard.slots.get_mut(i) else { continue };
+                // Nothing for a policy that nobody has any more.
+                let Some(rule) = rule(slot.policy) else { continue };
+                slot.bring_to(&rule, Share::WHOLE, now);
                 if let Some(debt) = slot.debt(generation, now, || self.marker()) {
                     let Slot { policy, ref key, first_len, .. } = *slot;
                     debtors.push(Debtor { policy, key: key.clone(), first_len, debt });
@@ -340,24 +391,24 @@ impl LocalTable {
         })
     }
 
-    fn marker(&self) -> Marker {
+    /// A name that no other debt or reservation of any process has.
+    pub(crate) fn marker(&self) -> Marker {
         Marker(self.replica, self.markers.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The refusal that Redis gave this identity, while it lasts and if it
     /// refuses this cost as well.
     pub(crate) fn denial(&self, asked: &Asked<'_>, now: Millis) -> Option<Outcome> {
-        let (hash, shard) = self.lock(asked);
-        let slot = &shard.slots[shard.position(hash, asked)?];
-        if !slot.denied {
+        let (hash, mut shard) = self.lock(asked);
+        let position = shard.position(hash, asked)?;
+        if !shard.slots[position].denied || !asked.act.asks() {
             return None;
         }
-        let state = slot.state.at(now);
+        let line = shard.line(Some(position), None, asked, Share::WHOLE, now);
         drop(shard);
-        let mut lines = [Line { rule: asked.rule, cost: asked.cost, state }];
         let mut denial = None;
         // On a copy: what is admitted here is not charged here.
-        algorithm::step(&mut lines, now, |outcome| denial = Some(outcome));
+        algorithm::step(&mut [line], now, |outcome| denial = Some(outcome));
         denial.filter(|outcome| matches!(outcome.refusal, Some(Refusal::Limit | Refusal::Blocked)))
     }
 
@@ -410,7 +461,22 @@ impl LocalTable {
     }
 }
 
-type Overflow<'a> = MutexGuard<'a, HashMap<PolicyId, State>>;
+type Overflow<'a> = MutexGuard<'a, HashMap<PolicyId, Shared>>;
+
+/// One line of a check that was played.
+struct Played<'a> {
+    before: &'a Line,
+    after: &'a Line,
+    outcome: &'a Outcome,
+    now: Millis,
+}
+
+/// What newcomers share, and when it is forgotten.
+#[derive(Debug)]
+struct Shared {
+    state: State,
+    end: Millis,
+}
 
 struct Locked<'a> {
     guards: ArrayVec<MutexGuard<'a, Shard>, MAX_POLICIES>,

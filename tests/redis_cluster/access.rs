@@ -9,7 +9,8 @@ use crate::support::{Logs, RedisServer, Reply};
 #[tokio::test]
 async fn the_documented_user_is_enough() {
     let redis = Redis::start();
-    let rights = "on >secret ~myapp:* +evalsha +eval +get +set +incrby +pttl +pexpire +del +time +cluster|slots \
+    let rights = "on >secret ~myapp:* +evalsha +eval +get +set +incrby +pttl +pexpire +del +time +zadd \
+                  +zrem +zrangebyscore +zremrangebyscore +cluster|slots \
                   +asking";
     for node in &redis.cluster.nodes {
         let mut command = vec!["ACL", "SETUSER", "limiter", "reset"];

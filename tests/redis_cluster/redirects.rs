@@ -106,7 +106,11 @@ async fn ask_is_followed_once_even_to_a_node_that_has_lost_the_script() {
         let asked = hit(&limiter, &http, "ann").await;
         assert_eq!((asked.source(), asked.used()), (Source::Redis, used));
     }
-    assert_eq!(redis.cluster.nodes[new].keys_matching(&key), [key.clone()], "it is where it is going");
+    assert_eq!(
+        redis.cluster.nodes[new].keys_matching(&key),
+        std::slice::from_ref(&key),
+        "it is where it is going"
+    );
     // Twice by digest, the first of them in vain, and once by text.
     assert_eq!(redis.cluster.nodes[new].commandstat("asking"), 4);
     limiter.reset(&http, &who("ann")).await.unwrap();

@@ -68,7 +68,7 @@ impl RedisCluster {
     /// Which node has the slot of a key, as they agree.
     pub fn owner(&self, key: &str) -> usize {
         let slot = self.slot(key);
-        let slots = self.nodes.iter().map(|node| own_slots(node));
+        let slots = self.nodes.iter().map(own_slots);
         let owners: Vec<_> = slots
             .enumerate()
             .filter(|(_, own)| own.iter().any(|&(start, end)| start <= slot && slot <= end))

@@ -3,8 +3,8 @@
 use compact_str::CompactString;
 
 use super::shard::Rank;
-use super::{Charged, PolicyId};
-use crate::algorithm::State;
+use super::{Asked, Charged, PolicyId, Share};
+use crate::algorithm::{Act, Amount, Kind, Rule, State};
 use crate::clock::Millis;
 
 #[derive(Debug)]
@@ -12,22 +12,13 @@ pub(super) struct Slot {
     pub(super) policy: PolicyId,
     pub(super) key: CompactString,
     pub(super) hash: u64,
-    pub(super) state: State,
     pub(super) first_len: u8,
-    /// The count as of the last answer of Redis, in the window that is open.
-    pub(super) told: Option<u64>,
-    /// The connection on which it was told, 0 for none. Redis may have lost
-    /// what it told on another one.
-    pub(super) told_by: u64,
-    /// At least so much is counted in this window: what was told, and charges
-    /// of unknown outcome. Telling Redis twice does no harm.
-    pub(super) floor: u64,
-    /// Charges that surely never reached Redis. They come on top of the floor,
-    /// and must be added once.
-    pub(super) delta: u64,
-    /// Names the delta once it has been sent. It is not changed from then on
-    /// until Redis has acknowledged it.
-    pub(super) sent_as: Option<Marker>,
+    pub(super) state: State,
+    /// The window for which the amounts stand.
+    pub(super) window: Millis,
+    pub(super) ledger: Ledger,
+    /// What this process holds open, here or in Redis. Boxed: few have any.
+    pub(super) open: Option<Box<Vec<Open>>>,
     /// Whether Redis has refused in this state.
     pub(super) denied: bool,
     pub(super) rank: Rank,
@@ -35,67 +26,213 @@ pub(super) struct Slot {
     pub(super) end: Millis,
 }
 
-impl Slot {
-    /// What an end of the window or a block makes meaningless.
-    pub(super) fn forget_window(&mut self) {
-        self.told = None;
-        self.told_by = 0;
-        (self.floor, self.delta, self.sent_as) = (0, 0, None);
+/// A place that is held open until it is settled or lapses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open {
+    pub(super) id: Marker,
+    pub(super) amount: u64,
+    pub(super) lapses: Millis,
+}
+
+/// What Redis has told and must be told of the window that is open. The amounts
+/// age with the slot's state.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ledger {
+    /// What was counted as of the last answer of Redis.
+    pub(super) told: Option<Amount>,
+    /// The connection on which it was told, 0 for none. Redis may have lost
+    /// what it told on another one.
+    pub(super) told_by: u64,
+    /// At least so much is counted: what was told, and charges of unknown
+    /// outcome. Telling Redis twice does no harm.
+    pub(super) floor: Amount,
+    /// Charges that surely never reached Redis. They come on top of the floor,
+    /// and must be added once.
+    pub(super) delta: Amount,
+    /// Names the delta once it has been sent. Nothing is added to it from then
+    /// on until Redis has acknowledged it.
+    pub(super) sent_as: Option<Marker>,
+}
+
+impl Ledger {
+    /// Whether Redis has been told of every charge.
+    fn is_even(&self) -> bool {
+        self.delta.is_zero() && self.floor.is_within(self.told.unwrap_or_default())
     }
 
-    pub(super) fn known(&self, now: Millis) -> Known {
-        let state = self.state.at(now);
-        match state {
-            State::Idle => Known::default(),
-            _ => Known { state, told: self.told, floor: self.floor, delta: self.delta },
+    fn charge(&mut self, added: u64, charged: Charged) {
+        let added = Amount::of(added);
+        match charged {
+            Charged::Here => {}
+            Charged::Unsent if self.sent_as.is_none() => self.delta = self.delta.plus(added),
+            Charged::Unsent | Charged::Unknown => self.floor = self.floor.plus(added),
         }
     }
 
-    /// Remembers for Redis what was charged here.
-    pub(super) fn charged(&mut self, added: u64, charged: Charged) {
-        match charged {
-            Charged::Here => {}
-            Charged::Unsent if self.sent_as.is_none() => self.delta += added,
-            Charged::Unsent | Charged::Unknown => self.floor += added,
+    /// What was charged here was given back before Redis was told of it. What
+    /// has been sent is not taken back.
+    fn give_back(&mut self, less: u64) {
+        if self.sent_as.is_none() {
+            self.delta.current = self.delta.current.saturating_sub(less);
+        }
+    }
+
+    fn age(&mut self, rule: &Rule, mark: Millis, now: Millis) {
+        self.told = self.told.map(|told| rule.age(told, Amount::default(), mark, now).0);
+        (self.floor, self.delta) = rule.age(self.floor, self.delta, mark, now);
+    }
+
+    fn rescale(&mut self, rule: &Rule, window: Millis) {
+        self.told = self.told.map(|told| rule.rescaled(told, window));
+        (self.floor, self.delta) = (rule.rescaled(self.floor, window), rule.rescaled(self.delta, window));
+    }
+}
+
+impl Slot {
+    /// Brings the slot to `now`, under a rule that may have changed since.
+    /// Answers with the rule that is in force for this replica's share.
+    pub(super) fn bring_to(&mut self, rule: &Rule, share: Share, now: Millis) -> Rule {
+        self.adopt_window(rule, now);
+        let State::Counting { mark, .. } = self.state else {
+            self.state = rule.at(self.state, now);
+            if self.state == State::Idle {
+                self.forget_window();
+            }
+            return share.of_rule(rule, 0);
+        };
+        self.ledger.age(rule, mark, now);
+        // What Redis said of a window that is over does not count.
+        let told = match (self.ledger.told, rule.at(self.state, now)) {
+            (Some(amount), State::Counting { mark, .. }) => rule.used(State::Counting { amount, mark }, now),
+            _ => 0,
+        };
+        let in_force = share.of_rule(rule, told);
+        self.state = in_force.at(self.state, now);
+        if self.state == State::Idle {
+            self.forget_window();
+        }
+        in_force
+    }
+
+    /// As in Redis, a window that was longer before is cut to the present one,
+    /// and the level of a bucket stands for as many tokens as before.
+    fn adopt_window(&mut self, rule: &Rule, now: Millis) {
+        if self.window == rule.window {
+            return;
+        }
+        if let State::Counting { amount, mark } = &mut self.state {
+            *amount = rule.rescaled(*amount, self.window);
+            if !matches!(rule.kind, Kind::TokenBucket { .. }) {
+                *mark = (*mark).min(now.saturating_add(rule.window));
+            }
+        }
+        self.ledger.rescale(rule, self.window);
+        self.window = rule.window;
+    }
+
+    /// What an end of the window or a block makes meaningless.
+    pub(super) fn forget_window(&mut self) {
+        self.ledger = Ledger::default();
+        self.denied = false;
+    }
+
+    /// What open reservations hold at `now`.
+    pub(super) fn open_at(&mut self, now: Millis) -> u64 {
+        let Some(open) = &mut self.open else { return 0 };
+        open.retain(|open| now < open.lapses);
+        let sum = open.iter().fold(0, |sum: u64, open| sum.saturating_add(open.amount));
+        if open.is_empty() {
+            self.open = None;
+        }
+        sum
+    }
+
+    pub(super) fn reserve(&mut self, open: Open) {
+        self.open.get_or_insert_default().push(open);
+    }
+
+    /// Redis has given back what it had told of.
+    pub(super) fn refunded(&mut self, asked: &Asked<'_>) {
+        if let Act::Refund { .. } = asked.act {
+            let weight = asked.rule.weight(asked.cost);
+            let less = |amount: Amount| Amount { current: amount.current.saturating_sub(weight), ..amount };
+            self.ledger.told = self.ledger.told.map(less);
+            self.ledger.floor = less(self.ledger.floor);
+        }
+    }
+
+    /// Ends the reservation that is settled.
+    pub(super) fn settled(&mut self, asked: &Asked<'_>) {
+        if let (Act::Settle, Some((id, _)), Some(open)) = (asked.act, asked.reservation, &mut self.open) {
+            open.retain(|open| open.id != id);
+        }
+    }
+
+    /// When the last reservation lapses.
+    pub(super) fn lapses(&self) -> Option<Millis> {
+        self.open.as_ref()?.iter().map(|open| open.lapses).max()
+    }
+
+    /// What is known after [`bring_to`](Self::bring_to).
+    pub(super) fn known(&self) -> Known {
+        match self.state {
+            State::Idle => Known::default(),
+            state => Known { state, ledger: self.ledger },
+        }
+    }
+
+    /// Remembers for Redis what was charged here, or given back.
+    pub(super) fn charged(&mut self, before: Amount, charged: Charged) {
+        let after = self.state.amount();
+        if after.current < before.current {
+            self.ledger.give_back(before.current - after.current);
+        } else {
+            self.ledger.charge(after.current - before.current, charged);
         }
     }
 
     /// Whether Redis has not acknowledged a charge or a block of this process.
     pub(super) fn owes(&self, now: Millis) -> bool {
-        let is_even = self.delta == 0 && self.floor <= self.told.unwrap_or(0);
-        match self.state.at(now) {
-            State::Idle => false,
-            State::Counting { .. } => !is_even,
-            State::Blocked { .. } => self.told_by == 0,
-        }
+        now < self.end
+            && match self.state {
+                State::Idle => false,
+                State::Counting { .. } => !self.ledger.is_even(),
+                State::Blocked { .. } => self.ledger.told_by == 0,
+            }
     }
 
+    /// What Redis must be told on a connection, after
+    /// [`bring_to`](Self::bring_to).
     pub(super) fn debt(
         &mut self,
         generation: u64,
         now: Millis,
         marker: impl FnOnce() -> Marker,
     ) -> Option<Debt> {
-        let state = self.state.at(now);
-        let end = state.end()?;
-        let is_even = self.delta == 0 && self.floor <= self.told.unwrap_or(0);
-        if is_even && self.told_by == generation {
+        let ledger = &mut self.ledger;
+        let (end, blocked) = match self.state {
+            State::Idle => return None,
+            State::Counting { mark, .. } => (mark, false),
+            State::Blocked { until } => (until, true),
+        };
+        if ledger.is_even() && ledger.told_by == generation {
             return None;
         }
-        if self.delta > 0 && self.sent_as.is_none() {
-            self.sent_as = Some(marker());
+        if !ledger.delta.is_zero() && ledger.sent_as.is_none() {
+            ledger.sent_as = Some(marker());
         }
-        let blocked = matches!(state, State::Blocked { .. });
-        Some(Debt { marker: self.sent_as, floor: self.floor, delta: self.delta, left: end - now, blocked })
+        let (marker, left) = (ledger.sent_as, end.saturating_sub(now));
+        Some(Debt { marker, floor: ledger.floor, delta: ledger.delta, left, blocked })
     }
 
     pub(super) fn paid(&mut self, marker: Option<Marker>, generation: u64) {
-        if marker.is_some() && self.sent_as == marker {
+        let ledger = &mut self.ledger;
+        if marker.is_some() && ledger.sent_as == marker {
             // From now on it is part of what Redis has counted.
-            self.floor += std::mem::take(&mut self.delta);
-            self.sent_as = None;
+            ledger.floor = ledger.floor.plus(std::mem::take(&mut ledger.delta));
+            ledger.sent_as = None;
         }
-        self.told_by = generation;
+        ledger.told_by = generation;
     }
 }
 
@@ -103,45 +240,73 @@ impl Slot {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
     pub(super) state: State,
-    pub(super) told: Option<u64>,
-    pub(super) floor: u64,
-    pub(super) delta: u64,
+    pub(super) ledger: Ledger,
 }
 
 impl Known {
-    /// What is known after Redis has answered. Two answers may be mirrored in
-    /// the other order than Redis gave them, so within one window the larger
-    /// count is the later one, and a running block stands.
-    pub(super) fn merge(self, said: &Said, window: Millis, now: Millis) -> Self {
-        let blocked = |until| Self { state: State::Blocked { until }, ..Self::default() };
-        match (self.state, said.state.at(now)) {
-            (State::Counting { end, .. }, State::Counting { count, end: said_end }) => {
-                // Another window would end about a whole window later.
-                let is_same = said_end < end.saturating_add(window / 2);
-                let (told, floor, end) = if is_same {
-                    // What Redis has counted now comes on top of a floor that it
-                    // has not reached. Each end is counted from when an answer
-                    // came: none is early, so the earliest is nearest to the truth.
-                    let told = self.told.unwrap_or(0);
-                    let charged = if self.floor > told { said.charged } else { 0 };
-                    (count.max(told), self.floor.saturating_add(charged).max(count), said_end.min(end))
-                } else {
-                    (count, count, said_end)
-                };
-                let count = floor.max(told).saturating_add(self.delta);
-                Self { state: State::Counting { count, end }, told: Some(told), floor, delta: self.delta }
+    /// What is known after Redis has answered, `said` and `self` being of
+    /// `now`. Two answers may be mirrored in the other order than Redis gave
+    /// them, so within one window the larger count is the later one, and a
+    /// running block stands.
+    pub(super) fn merge(self, said: &Said, rule: &Rule, now: Millis) -> Self {
+        let blocked = |until| Self { state: State::Blocked { until }, ledger: Ledger::default() };
+        match (self.state, rule.at(said.state, now)) {
+            (State::Counting { mark, .. }, State::Counting { amount, mark: said_mark }) => {
+                self.merge_amounts(said, rule, mark, amount, said_mark)
             }
             (State::Blocked { until }, State::Blocked { until: said }) => blocked(until.max(said)),
             (State::Blocked { until }, _) | (_, State::Blocked { until }) => blocked(until),
-            (_, State::Counting { count, end }) => {
-                Self { state: State::Counting { count, end }, told: Some(count), floor: count, delta: 0 }
+            (_, state @ State::Counting { amount, .. }) => {
+                Self { state, ledger: Ledger { told: Some(amount), floor: amount, ..Ledger::default() } }
             }
             (_, State::Idle) => Self::default(),
         }
     }
+
+    fn merge_amounts(
+        mut self,
+        said: &Said,
+        rule: &Rule,
+        mut mark: Millis,
+        mut amount: Amount,
+        mut said_mark: Millis,
+    ) -> Self {
+        let half = rule.window / 2;
+        let ledger = &mut self.ledger;
+        match rule.kind {
+            // Another window ends about a whole window later.
+            Kind::FixedWindow if said_mark >= mark.saturating_add(half) => {
+                let state = State::Counting { amount: amount.plus(ledger.delta), mark: said_mark };
+                return Self { state, ledger: Ledger { told: Some(amount), floor: amount, ..*ledger } };
+            }
+            // Near the edge of two sub-windows one side may still be in the first.
+            Kind::SlidingWindow if said_mark >= mark.saturating_add(half) => {
+                ledger.age(rule, mark, mark);
+                mark = said_mark;
+            }
+            Kind::SlidingWindow if mark >= said_mark.saturating_add(half) => {
+                amount = rule.age(amount, Amount::default(), said_mark, said_mark).0;
+                said_mark = mark;
+            }
+            _ => {}
+        }
+        // What Redis has counted now comes on top of a floor that it has not
+        // reached. Each end is counted from when an answer came: none is early, so
+        // the earliest is nearest to the truth.
+        let told = ledger.told.unwrap_or_default();
+        let charged = if ledger.floor.current > told.current { said.charged } else { 0 };
+        let told = told.max(amount);
+        let floor = ledger.floor.plus(Amount::of(charged)).max(amount);
+        let mark = match rule.kind {
+            Kind::TokenBucket { .. } => mark.max(said_mark),
+            Kind::FixedWindow | Kind::SlidingWindow => mark.min(said_mark),
+        };
+        let state = State::Counting { amount: floor.max(told).plus(ledger.delta), mark };
+        Self { state, ledger: Ledger { told: Some(told), floor, ..*ledger } }
+    }
 }
 
-/// Names one debt of one process, for ever.
+/// Names one debt or one reservation of one process, for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marker(pub(super) u64, pub(super) u64);
 
@@ -157,9 +322,10 @@ pub(crate) struct Debt {
     /// `None`: there is no delta.
     pub(crate) marker: Option<Marker>,
     /// At least so much is counted in this window.
-    pub(crate) floor: u64,
+    pub(crate) floor: Amount,
     /// And so much comes on top.
-    pub(crate) delta: u64,
+    pub(crate) delta: Amount,
+    /// Until the window, the current sub-window or the block ends.
     pub(crate) left: Millis,
     pub(crate) blocked: bool,
 }
@@ -181,8 +347,10 @@ pub(crate) struct Said {
     /// What the check has added to it, unless that was counted here already.
     pub(crate) charged: u64,
     pub(crate) refused: bool,
+    /// Whether a place is now held open.
+    pub(crate) reserved: bool,
     /// The connection that it came by.
     pub(crate) generation: u64,
-    /// [`LocalTable::resets`] when it was asked.
+    /// [`LocalTable::resets`](super::LocalTable::resets) when it was asked for.
     pub(crate) resets: u64,
 }

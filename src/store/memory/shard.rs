@@ -7,9 +7,9 @@ use compact_str::CompactString;
 use hashbrown::HashTable;
 use slab::Slab;
 
-use super::debt::Slot;
+use super::debt::{Ledger, Open, Slot};
 use super::{Asked, Charged, LocalTable, Share};
-use crate::algorithm::{Line, Rule, State};
+use crate::algorithm::{Act, Amount, Line, State};
 use crate::clock::Millis;
 use crate::decision::{Outcome, Refusal};
 
@@ -41,23 +41,28 @@ impl Rank {
     }
 }
 
+/// What a check makes of one identity.
 #[derive(Clone, Copy)]
 pub(super) struct Change {
+    pub(super) before: Amount,
     pub(super) state: State,
     pub(super) rank: Rank,
     pub(super) now: Millis,
-    /// By how much the count has grown.
-    pub(super) added: u64,
+    /// When the state is forgotten.
+    pub(super) end: Option<Millis>,
+    pub(super) open: Option<Open>,
 }
 
 impl Change {
-    pub(super) fn new(before: State, state: State, outcome: &Outcome, now: Millis) -> Self {
-        let added = match (before, state) {
-            (State::Counting { count: before, .. }, State::Counting { count, .. }) => count - before,
-            (State::Idle, State::Counting { count, .. }) => count,
-            _ => 0,
-        };
-        Self { state, rank: Rank::after(outcome), now, added }
+    pub(super) fn new(before: State, line: &Line, outcome: &Outcome, now: Millis) -> Self {
+        Self {
+            before: before.amount(),
+            state: line.state,
+            rank: Rank::after(outcome),
+            now,
+            end: line.rule.end(line.state),
+            open: None,
+        }
     }
 }
 
@@ -94,43 +99,44 @@ impl Shard {
     /// One policy's part in a check: what is known of the identity, or what it
     /// shares with other newcomers, and the limit in force.
     pub(super) fn line(
-        &self,
+        &mut self,
         position: Option<usize>,
-        shared: State,
+        shared: Option<State>,
         asked: &Asked<'_>,
         share: Share,
         now: Millis,
     ) -> Line {
-        let (state, told) = match position {
-            Some(position) => (self.slots[position].state.at(now), self.slots[position].told),
-            None => (shared.at(now), None),
-        };
-        // As in Redis, a window that a policy had before it was made shorter is cut to the present one.
-        let state = match state {
-            State::Counting { count, end } => {
-                State::Counting { count, end: end.min(now.saturating_add(asked.rule.window)) }
+        let Asked { ref rule, cost, mut act, .. } = *asked;
+        let Some(position) = position else {
+            let rule = share.of_rule(rule, 0);
+            if shared.is_some() && act == Act::Reserve {
+                // There is no room to remember a reservation either.
+                act = Act::Charge;
             }
-            other => other,
+            let state = rule.at(shared.unwrap_or_default(), now);
+            return Line { rule, cost, act, state, open: 0 };
         };
-        // What Redis said of a window that is over does not count.
-        let told = told.filter(|_| state != State::Idle);
-        let rule = Rule { limit: share.limit(asked.rule.limit, told), ..asked.rule };
-        Line { rule, cost: asked.cost, state }
+        let slot = &mut self.slots[position];
+        let rule = slot.bring_to(rule, share, now);
+        slot.settled(asked);
+        Line { rule, cost, act, state: slot.state, open: slot.open_at(now) }
     }
 
     /// Stores a state after a check. Answers whether there was room for it.
     pub(super) fn keep(
         &mut self,
-        position: Option<usize>,
-        hash: u64,
+        place: (Option<usize>, u64),
         asked: &Asked<'_>,
         change: Change,
         charged: Charged,
         table: &LocalTable,
     ) -> bool {
-        match self.store(position, hash, asked, change, table) {
+        match self.store(place, asked, change, table) {
             Stored::In(slot) => {
-                slot.charged(change.added, charged);
+                slot.charged(change.before, charged);
+                if let Some(open) = change.open {
+                    slot.reserve(open);
+                }
                 if charged != Charged::Here {
                     table.remember_debts();
                 }
@@ -144,26 +150,21 @@ impl Shard {
     /// Writes a state into its slot, or into a new one.
     pub(super) fn store(
         &mut self,
-        position: Option<usize>,
-        hash: u64,
+        (position, hash): (Option<usize>, u64),
         asked: &Asked<'_>,
         change: Change,
         table: &LocalTable,
     ) -> Stored<'_> {
-        let end = change.state.end();
+        let end = change.end.max(change.open.map(|open| open.lapses));
         if let Some(position) = position {
             let slot = &mut self.slots[position];
-            if slot.state.at(change.now) == State::Idle {
-                // Another window: what Redis said of the last one is over.
-                slot.forget_window();
-                slot.denied = false;
-            } else if matches!(change.state, State::Blocked { .. }) && slot.state != change.state {
+            if matches!(change.state, State::Blocked { .. }) && slot.state != change.state {
                 // Redis is to be told of the block, the counts are over.
                 slot.forget_window();
             }
             slot.state = change.state;
             // An ended slot keeps its place and is swept from there.
-            let end = end.unwrap_or(slot.end);
+            let end = end.max(slot.lapses()).unwrap_or(slot.end);
             if (slot.rank, slot.end) != (change.rank, end) {
                 self.queue.remove(&(slot.rank, slot.end, position));
                 (slot.rank, slot.end) = (change.rank, end);
@@ -184,11 +185,9 @@ impl Shard {
             hash,
             state: change.state,
             first_len: asked.first_len,
-            told: None,
-            told_by: 0,
-            floor: 0,
-            delta: 0,
-            sent_as: None,
+            window: asked.rule.window,
+            ledger: Ledger::default(),
+            open: None,
             denied: false,
             rank: change.rank,
             end,

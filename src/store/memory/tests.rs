@@ -1,14 +1,15 @@
 use super::*;
-use crate::algorithm::vectors::{Player, play_fixed_window};
+use crate::algorithm::tests::counting;
+use crate::algorithm::vectors::{Player, play_all};
 
-const RULE: Rule = Rule { limit: 3, window: 1_000, block: 0, enforced: true };
+const RULE: Rule = Rule { kind: Kind::FixedWindow, limit: 3, window: 1_000, block: 0, enforced: true };
 
 fn asked(key: &str, rule: Rule) -> Asked<'_> {
-    Asked { policy: 7, key, first_len: 0, rule, cost: 1 }
+    Asked { policy: 7, key, first_len: 0, rule, cost: 1, act: Act::Charge, reservation: None }
 }
 
-fn said(state: State, refused: bool) -> Said {
-    Said { state, charged: 0, refused, generation: 1, resets: 0 }
+fn said(state: State, refused: bool) -> &'static Said {
+    Box::leak(Box::new(Said { state, charged: 0, refused, reserved: false, generation: 1, resets: 0 }))
 }
 
 fn check(table: &LocalTable, asked: Asked<'_>, now: Millis) -> Outcome {
@@ -37,8 +38,8 @@ impl Player for InTable {
 
 #[test]
 fn the_table_gives_the_answers_of_every_vector() {
-    let steps = play_fixed_window(|rule| InTable { table: LocalTable::new(10), rule });
-    assert!(steps > 5_000, "only {steps} steps were played");
+    let steps = play_all(|rule| InTable { table: LocalTable::new(10), rule });
+    assert!(steps > 15_000, "only {steps} steps were played");
 }
 
 #[test]
@@ -130,20 +131,21 @@ fn newcomers_of_all_shards_share_one_bucket() {
 #[test]
 fn a_share_is_of_what_was_left() {
     let quarter = Share { numerator: 1, denominator: 4 };
-    assert_eq!(quarter.limit(100, None), 25);
-    assert_eq!(quarter.limit(100, Some(80)), 85);
-    assert_eq!(quarter.limit(3, None), 1, "at least one");
-    assert_eq!(quarter.limit(3, Some(2)), 3);
-    assert_eq!(quarter.limit(100, Some(100)), 100, "none if nothing was left");
-    assert_eq!(quarter.limit(100, Some(150)), 100);
-    assert_eq!(quarter.limit(0, None), 0);
-    assert_eq!(Share::WHOLE.limit(crate::policy::MAX_LIMIT, Some(7)), crate::policy::MAX_LIMIT);
+    let of = |share: Share, limit, told| share.of_rule(&Rule { limit, ..RULE }, told).limit;
+    assert_eq!(of(quarter, 100, 0), 25);
+    assert_eq!(of(quarter, 100, 80), 85);
+    assert_eq!(of(quarter, 3, 0), 1, "at least one");
+    assert_eq!(of(quarter, 3, 2), 3);
+    assert_eq!(of(quarter, 100, 100), 100, "none if nothing was left");
+    assert_eq!(of(quarter, 100, 150), 100);
+    assert_eq!(of(quarter, 0, 0), 0);
+    assert_eq!(of(Share::WHOLE, crate::policy::MAX_LIMIT, 7), crate::policy::MAX_LIMIT);
 }
 
 #[test]
 fn a_denial_is_repeated_until_it_ends_and_for_costs_that_do_not_fit() {
     let table = LocalTable::new(10);
-    let two_left = State::Counting { count: 1, end: 500 };
+    let two_left = counting(1, 500);
     table.mirror(&Asked { cost: 3, ..asked("a", RULE) }, said(two_left, true), 0);
     let denial = |cost, now| table.denial(&Asked { cost, ..asked("a", RULE) }, now);
     assert_eq!(denial(3, 100).unwrap().retry_after_ms, Some(400));
@@ -157,7 +159,7 @@ fn a_denial_is_repeated_until_it_ends_and_for_costs_that_do_not_fit() {
 fn a_refusal_that_may_still_start_a_block_is_not_repeated() {
     let table = LocalTable::new(10);
     let rule = Rule { block: 5_000, ..RULE };
-    table.mirror(&asked("a", rule), said(State::Counting { count: 3, end: 900 }, true), 0);
+    table.mirror(&asked("a", rule), said(counting(3, 900), true), 0);
     assert!(table.denial(&asked("a", rule), 1).is_none());
     table.mirror(&asked("a", rule), said(State::Blocked { until: 5_000 }, true), 1);
     assert_eq!(table.denial(&asked("a", rule), 1).unwrap().retry_after_ms, Some(4_999));
@@ -167,11 +169,11 @@ fn a_refusal_that_may_still_start_a_block_is_not_repeated() {
 fn answers_mirrored_in_the_wrong_order_lose_nothing() {
     let table = LocalTable::new(10);
     let count = || table.peek(&asked("a", RULE), Share::WHOLE, 3).outcome.used;
-    table.mirror(&asked("a", RULE), said(State::Counting { count: 2, end: 1_001 }, false), 1);
-    table.mirror(&asked("a", RULE), said(State::Counting { count: 1, end: 1_000 }, false), 2);
+    table.mirror(&asked("a", RULE), said(counting(2, 1_001), false), 1);
+    table.mirror(&asked("a", RULE), said(counting(1, 1_000), false), 2);
     assert_eq!(count(), 2);
     table.mirror(&asked("a", RULE), said(State::Blocked { until: 9_000 }, true), 2);
-    table.mirror(&asked("a", RULE), said(State::Counting { count: 3, end: 1_000 }, false), 2);
+    table.mirror(&asked("a", RULE), said(counting(3, 1_000), false), 2);
     assert!(table.peek(&asked("a", RULE), Share::WHOLE, 3).outcome.blocked);
 }
 
@@ -179,11 +181,11 @@ fn answers_mirrored_in_the_wrong_order_lose_nothing() {
 fn a_later_answer_of_one_window_does_not_put_its_end_off() {
     let table = LocalTable::new(10);
     // The same end in Redis, of which the second answer was longer under way.
-    table.mirror(&asked("a", RULE), said(State::Counting { count: 3, end: 1_000 }, true), 1);
-    table.mirror(&asked("a", RULE), said(State::Counting { count: 3, end: 1_001 }, true), 2);
+    table.mirror(&asked("a", RULE), said(counting(3, 1_000), true), 1);
+    table.mirror(&asked("a", RULE), said(counting(3, 1_001), true), 2);
     assert_eq!(table.denial(&asked("a", RULE), 2).unwrap().retry_after_ms, Some(998));
     // Another window ends a whole window later.
-    table.mirror(&asked("a", RULE), said(State::Counting { count: 1, end: 1_900 }, false), 900);
+    table.mirror(&asked("a", RULE), said(counting(1, 1_900), false), 900);
     assert_eq!(table.peek(&asked("a", RULE), Share::WHOLE, 1_000).outcome.reset_after_ms, 900);
 }
 

@@ -262,6 +262,6 @@ impl Home {
         }
         let is_here = |key: &String| slots.iter().any(|slots| slots.contains(&Tag::of(key).slot()));
         // All slots are met long before: keys spread evenly.
-        (0..1 << 20).map(|_| format!("{stem}{:08x}", fastrand::u32(..))).find(is_here)
+        (0..1 << 20).map(|_| format!("{stem}{{{:08x}}}", fastrand::u32(..))).find(is_here)
     }
 }

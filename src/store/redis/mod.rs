@@ -33,7 +33,7 @@ use self::node::{Common, Hop, Node};
 use self::request::{Request, Way};
 use self::script::{Asking, Script};
 pub(crate) use self::target::{Target, TargetError};
-use crate::algorithm::{Rule, State};
+use crate::algorithm::{Act, Amount, Kind, Rule, State};
 use crate::clock::Millis;
 use crate::policy::{MAX_LIMIT, MAX_WINDOW};
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
@@ -44,12 +44,24 @@ const MAX_WAITING: usize = 4096;
 /// One policy's part in a check on Redis.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// The whole key, with namespace and hash tag.
+    /// The whole key, with namespace, hash tag and the algorithm's suffix.
     pub(crate) key: String,
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
+    pub(crate) act: Act,
+    /// `None` where no reservations are kept.
+    pub(crate) reservations: Option<Reservations>,
     /// What this replica has counted by itself and sends in front.
     pub(crate) owed: Option<Owed>,
+}
+
+/// Where the open reservations of a counter are, and the one that is meant.
+#[derive(Clone, Debug)]
+pub(crate) struct Reservations {
+    pub(crate) key: String,
+    /// `name=amount`, empty for none.
+    pub(crate) member: String,
+    pub(crate) held_for: Millis,
 }
 
 /// What is owed to one counter, see the script.
@@ -57,8 +69,8 @@ pub(crate) struct Asked {
 pub(crate) struct Owed {
     /// The key that is set when the delta is added. `None`: there is no delta.
     pub(crate) marker: Option<String>,
-    pub(crate) floor: u64,
-    pub(crate) delta: u64,
+    pub(crate) floor: Amount,
+    pub(crate) delta: Amount,
     pub(crate) left: Millis,
     pub(crate) blocked: bool,
 }
@@ -68,30 +80,38 @@ pub(crate) type Before = Vec<Remembered>;
 
 /// What Redis remembered of one key, with the time left on its clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Remembered {
-    Nothing,
-    Counting { count: u64, left: Millis },
-    Blocked { left: Millis },
+pub(crate) struct Remembered {
+    amount: Amount,
+    left: Millis,
+    blocked: bool,
+    /// What open reservations hold.
+    pub(crate) open: u64,
 }
+
+/// How many integers the script answers with for each counter.
+const REPLIED: usize = 4;
 
 impl Remembered {
     /// The same on a clock that reads `now`.
-    pub(crate) fn at(self, now: Millis) -> State {
-        match self {
-            Self::Nothing => State::Idle,
-            Self::Counting { count, left } => State::Counting { count, end: now.saturating_add(left) },
-            Self::Blocked { left } => State::Blocked { until: now.saturating_add(left) },
+    pub(crate) fn at(self, kind: Kind, now: Millis) -> State {
+        let mark = now.saturating_add(self.left);
+        match kind {
+            _ if self.blocked => State::Blocked { until: mark },
+            Kind::FixedWindow if self.left == 0 => State::Idle,
+            Kind::TokenBucket { .. } if self.amount.is_zero() => State::Idle,
+            // Also with nothing counted: where its sub-windows begin is Redis' to say.
+            _ => State::Counting { amount: self.amount, mark },
         }
     }
 
-    fn from_reply(count: i64, left: i64) -> Self {
+    fn from_reply(reply: &[i64]) -> Option<Self> {
+        let &[current, previous, left, open] = reply else { return None };
         // No block of ours is longer; one that somebody has set is told as if.
         let longest = MAX_WINDOW.as_secs() * 1000;
-        match (u64::try_from(count), Millis::try_from(left).map(|left| left.min(longest))) {
-            (_, Err(_) | Ok(0)) => Self::Nothing,
-            (Ok(count), Ok(left)) => Self::Counting { count, left },
-            (Err(_), Ok(left)) => Self::Blocked { left },
-        }
+        let number = |number| u64::try_from(number).unwrap_or(0);
+        let amount = Amount { current: number(current), previous: number(previous) };
+        let left = number(left).min(longest);
+        Some(Self { amount, left, blocked: current < 0 && left > 0, open: number(open) })
     }
 }
 
@@ -135,7 +155,7 @@ impl RedisStore {
         let (servers, db) = match target {
             Target::One(target) => {
                 let db = target.redis_settings().db();
-                (Servers::One(Arc::new(Node::new(target, &common, None)?)), db)
+                (Servers::One(Arc::new(Node::new(*target, &common, None)?)), db)
             }
             Target::Cluster(seeds) => (Servers::Cluster(Cluster::new(seeds, common)), 0),
         };
@@ -222,10 +242,10 @@ impl RedisStore {
         async move {
             let keys = asked.len();
             let reply = way.send(Request::Charge(asked)).await?;
-            if reply.len() != 2 * keys {
+            if reply.len() != REPLIED * keys {
                 return Err(error::classify(&unexpected_reply()));
             }
-            Ok(reply.chunks_exact(2).map(|pair| Remembered::from_reply(pair[0], pair[1])).collect())
+            Ok(reply.chunks_exact(REPLIED).filter_map(Remembered::from_reply).collect())
         }
     }
 
@@ -260,10 +280,11 @@ impl RedisStore {
         hop.node.link.superseded(hop.live.generation)
     }
 
-    /// Forgets a key by its exact name.
-    pub(crate) async fn reset(&self, key: &str) -> Result<(), StoreError> {
-        let turn = self.turn(Tag::of(key)).await?;
-        let forget = self.way(&turn).send(Request::Forget(key.to_owned()));
+    /// Forgets keys by their exact names. They are in one slot.
+    pub(crate) async fn reset(&self, keys: Vec<String>) -> Result<(), StoreError> {
+        let tag = keys.first().map_or_else(Tag::default, |key| Tag::of(key));
+        let turn = self.turn(tag).await?;
+        let forget = self.way(&turn).send(Request::Forget(keys));
         self.answer(&turn, async { forget.await.map(drop) }).await
     }
 
@@ -371,15 +392,16 @@ struct WriteProbe {
 
 impl Probe for WriteProbe {
     async fn probe(&self, mut connection: MultiplexedConnection) -> Result<Duration, RedisError> {
-        // No policy name has a dot.
+        // No policy name has a dot. In braces, for the reservations are in the
+        // same slot.
         let stem = format!("{}.probe:rl:", self.namespace);
         let key = match &self.home {
-            None => Some(format!("{stem}{:08x}", fastrand::u32(..))),
+            None => Some(format!("{stem}{{{:08x}}}", fastrand::u32(..))),
             // A node without slots has no key to try it on.
             Some(home) => home.key(&stem),
         };
         if let Some(key) = key {
-            match self.charge_twice(&mut connection, key).await {
+            match self.try_out(&mut connection, key).await {
                 // It would tell a check as well who has that slot by now.
                 Err(error) if self.home.is_some() && cluster::asking(&error).is_some() => {}
                 tried => tried?,
@@ -396,19 +418,21 @@ impl Probe for WriteProbe {
 }
 
 impl WriteProbe {
-    async fn charge_twice(
-        &self,
-        connection: &mut MultiplexedConnection,
-        key: String,
-    ) -> Result<(), RedisError> {
-        // The second charge finds a longer window than its own, so between them
-        // and the deletion every command of the script is run.
-        for window in [1000, 1] {
-            let rule = Rule { limit: 2, window, block: 0, enforced: true };
-            let asked = [Asked { key: key.clone(), rule, cost: 1, owed: None }];
+    async fn try_out(&self, connection: &mut MultiplexedConnection, key: String) -> Result<(), RedisError> {
+        // Under these every command of the script is run: the second charge finds
+        // a longer window than its own, and the last one a reservation.
+        let member = "probe=1".to_owned();
+        for (window, act) in
+            [(1000, Act::Charge), (1, Act::Charge), (1000, Act::Reserve), (1000, Act::Settle)]
+        {
+            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
+            let reservations =
+                Reservations { key: format!("{key}:=open"), member: member.clone(), held_for: 1 };
+            let reservations = (!matches!(act, Act::Charge)).then_some(reservations);
+            let asked = [Asked { key: key.clone(), rule, cost: 1, act, reservations, owed: None }];
             let fill = |command: &mut Cmd| fill(command, &asked, Duration::ZERO);
             let reply = self.script.run(connection, Asking::No, fill).await?;
-            if reply.len() != 2 {
+            if reply.len() != REPLIED {
                 return Err(unexpected_reply());
             }
         }
@@ -418,34 +442,88 @@ impl WriteProbe {
 
 /// The arguments of the script, as its head describes them.
 fn fill(command: &mut Cmd, asked: &[Asked], server_now: Duration) {
-    let owed = || asked.iter().enumerate().filter_map(|(i, asked)| Some((i, asked.owed.as_ref()?)));
-    let markers = || owed().filter_map(|(_, owed)| owed.marker.as_ref());
-    command.arg(asked.len() + markers().count());
+    let owed = || asked.iter().enumerate().filter_map(|(i, asked)| Some((i, asked, asked.owed.as_ref()?)));
+    let markers = || owed().filter_map(|(_, _, owed)| owed.marker.as_ref());
+    let reservations = || asked.iter().filter_map(|asked| asked.reservations.as_ref());
+    command.arg(asked.len() + markers().count() + reservations().count());
     for asked in asked {
         command.arg(&asked.key);
     }
     for marker in markers() {
         command.arg(marker);
     }
+    for reservations in reservations() {
+        command.arg(&reservations.key);
+    }
     command.arg(asked.len()).arg(owed().count());
+    let mut open = asked.len() + markers().count();
     for asked in asked {
-        let Rule { limit, window, block, enforced } = asked.rule;
-        // What is above the limit is too large, however far above.
-        let cost = asked.cost.min(MAX_LIMIT + 1);
-        command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
+        open += usize::from(asked.reservations.is_some());
+        fill_counter(command, asked, open);
     }
     let mut marker = asked.len();
-    for (i, owed) in owed() {
+    for (i, asked, owed) in owed() {
         marker += usize::from(owed.marker.is_some());
         let at = if owed.marker.is_some() { marker } else { 0 };
-        let end = server_now + Duration::from_millis(owed.left);
-        command.arg(i + 1).arg(at).arg(owed.floor.min(MAX_LIMIT)).arg(owed.delta.min(MAX_LIMIT));
-        command.arg(end.as_secs() * 1000 + u64::from(end.subsec_millis())).arg(u8::from(owed.blocked));
+        command.arg(i + 1).arg(at);
+        for amount in [owed.floor, owed.delta] {
+            command.arg(amount.current.min(MAX_LIMIT)).arg(amount.previous.min(MAX_LIMIT));
+        }
+        command.arg(moment(&asked.rule, owed, server_now)).arg(u8::from(owed.blocked));
+    }
+}
+
+fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
+    let Rule { kind, limit, window, block, enforced } = asked.rule;
+    let algorithm = match kind {
+        Kind::FixedWindow => 'f',
+        Kind::SlidingWindow => 's',
+        Kind::TokenBucket { .. } => 'b',
+    };
+    let act = match asked.act {
+        Act::Charge => 'c',
+        Act::Reserve => 'r',
+        Act::Settle => 's',
+        Act::Refund { .. } => 'u',
+    };
+    let form = [algorithm, act, 'o'].map(|letter| letter as u8);
+    command.arg(&form[..if asked.reservations.is_some() { 3 } else { 2 }]);
+    // What is above the limit is too large, however far above.
+    let cost = asked.cost.min(MAX_LIMIT + 1);
+    command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
+    if let Kind::TokenBucket { refill } = kind {
+        command.arg(refill);
+    }
+    if let Some(reservations) = &asked.reservations {
+        command.arg(open);
+        if matches!(asked.act, Act::Reserve | Act::Settle) {
+            command.arg(&reservations.member);
+        }
+        if asked.act == Act::Reserve {
+            command.arg(reservations.held_for);
+        }
+    }
+    if let Act::Refund { left } = asked.act {
+        command.arg(left);
+    }
+}
+
+/// The moment of a debt on the server's clock: the end of a window or a block,
+/// the index of a sub-window, or the moment of a level.
+fn moment(rule: &Rule, owed: &Owed, server_now: Duration) -> u64 {
+    let millis = |time: Duration| time.as_secs() * 1000 + u64::from(time.subsec_millis());
+    let end = millis(server_now + Duration::from_millis(owed.left));
+    match rule.kind {
+        _ if owed.blocked => end,
+        Kind::FixedWindow => end,
+        // The end is known to a few milliseconds: the nearest one is meant.
+        Kind::SlidingWindow => (end + rule.window / 2) / rule.window.max(1) - 1,
+        Kind::TokenBucket { .. } => millis(server_now),
     }
 }
 
 fn unexpected_reply() -> RedisError {
-    RedisError::from((redis::ErrorKind::UnexpectedReturnType, "not two integers for each key"))
+    RedisError::from((redis::ErrorKind::UnexpectedReturnType, "not four integers for each key"))
 }
 
 #[cfg(test)]

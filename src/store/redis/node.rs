@@ -16,7 +16,7 @@ use crate::store::StoreEvent;
 pub(super) struct Node {
     pub(super) link: Link<WriteProbe>,
     /// Of this server: another one may have lost the text or not.
-    pub(super) fixed_window: Arc<Script>,
+    pub(super) check: Arc<Script>,
     /// Whether a redirect has led here since the last look at the cluster.
     pub(super) is_named: AtomicBool,
     is_gone: Arc<AtomicBool>,
@@ -38,12 +38,12 @@ impl Node {
         home: Option<Home>,
     ) -> Result<Self, RedisError> {
         let Common { namespace, deadline, events, generations } = common.clone();
-        let fixed_window = Arc::new(Script::new(script::FIXED_WINDOW));
+        let check = Arc::new(Script::new(script::CHECK));
         let is_gone = Arc::default();
         let events = while_there(events, Arc::clone(&is_gone));
-        let probe = WriteProbe { script: fixed_window.clone(), namespace, deadline, home };
+        let probe = WriteProbe { script: check.clone(), namespace, deadline, home };
         let link = Link::new(target, deadline, probe, events, generations)?;
-        Ok(Self { link, fixed_window, is_named: AtomicBool::new(false), is_gone })
+        Ok(Self { link, check, is_named: AtomicBool::new(false), is_gone })
     }
 
     /// It has left the cluster: nothing more is told of it.

@@ -14,7 +14,7 @@ use crate::store::StoreError;
 /// What is sent in one piece. All its keys are in one slot.
 pub(super) enum Request {
     Charge(Vec<Asked>),
-    Forget(String),
+    Forget(Vec<String>),
 }
 
 impl Request {
@@ -23,11 +23,11 @@ impl Request {
         match self {
             Self::Charge(asked) => {
                 let fill = |command: &mut Cmd| fill(command, asked, hop.live.server_now());
-                hop.node.fixed_window.run(&mut connection, asking, fill).await
+                hop.node.check.run(&mut connection, asking, fill).await
             }
-            Self::Forget(key) => {
+            Self::Forget(keys) => {
                 let mut command = redis::cmd("DEL");
-                command.arg(key);
+                command.arg(keys);
                 asking.query(&mut connection, command).await.map(|gone| vec![gone])
             }
         }

@@ -11,8 +11,15 @@ use redis::{
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-/// One check of fixed-window policies.
-pub(super) const FIXED_WINDOW: &str = include_str!("lua/fixed_window.lua");
+/// One check of any policies. The twins of the algorithms stand in front of it:
+/// a script cannot load another one.
+pub(super) const CHECK: &str = concat!(
+    include_str!("lua/values.lua"),
+    include_str!("lua/fixed_window.lua"),
+    include_str!("lua/sliding_window.lua"),
+    include_str!("lua/token_bucket.lua"),
+    include_str!("lua/check.lua"),
+);
 
 /// How long a check waits for another one to send the script before it sends
 /// the script itself: the other may have been dropped or be held unpolled.

@@ -13,7 +13,7 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Servers that need not be there yet.
 pub(crate) enum Target {
-    One(ConnectionInfo),
+    One(Box<ConnectionInfo>),
     /// Some nodes of a cluster, one or more.
     Cluster(Vec<ConnectionInfo>),
 }
@@ -65,7 +65,7 @@ impl Target {
     /// The server of a URL, with TLS trusted by the CA in `ca` in place of the
     /// public ones.
     pub(crate) fn new(url: &str, ca: Option<&[u8]>) -> Result<Self, TargetError> {
-        server(url, ca).map(Self::One)
+        Ok(Self::One(Box::new(server(url, ca)?)))
     }
 }
 

@@ -9,16 +9,16 @@ static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
 /// The part of a key that is hashed: what its first braces hold, or all of it.
 /// In pieces, so that it need not be put together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tag<'a>(pub(crate) [&'a str; 3]);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tag<'a>(pub(crate) [&'a str; 4]);
 
 impl<'a> Tag<'a> {
     /// Of a whole key.
     pub(crate) fn of(key: &'a str) -> Self {
         let braced = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
         match braced {
-            Some((tag, _)) if !tag.is_empty() => Self([tag, "", ""]),
-            _ => Self([key, "", ""]),
+            Some((tag, _)) if !tag.is_empty() => Self([tag, "", "", ""]),
+            _ => Self([key, "", "", ""]),
         }
     }
 
@@ -49,6 +49,6 @@ mod tests {
         ] {
             assert_eq!(Tag::of(key).slot(), slot, "{key}");
         }
-        assert_eq!(Tag(["f", "o", "o"]).slot(), 12_182);
+        assert_eq!(Tag(["f", "o", "", "o"]).slot(), 12_182);
     }
 }

@@ -1,0 +1,138 @@
+//! After the response: what a request has really come to.
+//!
+//! A reservation counts against the limit while it is open, so what runs at the
+//! same time cannot pass by not being counted yet. Settling ends it and adds
+//! what it came to, past the limit if need be; one that nobody settles lapses.
+
+use arrayvec::ArrayVec;
+
+use super::{Charge, Charges, RateLimiter, distinct};
+use crate::algorithm::Act;
+use crate::decision::{Decision, Source};
+use crate::policy::MAX_POLICIES;
+use crate::store::memory::Marker;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// A place that is held open under one policy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reservation {
+    pub(crate) id: Marker,
+    pub(crate) amount: u64,
+}
+
+/// A check whose policies hold places open, from [`RateLimiter::reserve`].
+///
+/// Dropped without [`settle`](Self::settle), its reservations lapse by
+/// themselves after [`reserve_for`](crate::Policy::reserve_for), and nothing is
+/// counted for them.
+#[derive(Debug)]
+#[must_use = "a reservation lapses unless it is settled"]
+pub struct Reserved {
+    limiter: RateLimiter,
+    decision: Decision,
+    held: Charges,
+}
+
+impl Reserved {
+    /// Whether the request may go on, and the numbers. Open reservations are
+    /// part of what is [used](Decision::used).
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Ends the reservations and charges `actual` in their place: 0 gives all
+    /// back, more than was reserved can drive the count past the limit, and then
+    /// the next request is refused. Of reservations that have lapsed meanwhile
+    /// all of it is charged.
+    ///
+    /// Answers with the numbers after it, `None` when nothing was held. One
+    /// round trip to Redis; what Redis does not take is counted by this process
+    /// and told to Redis later. Dropped while Redis is asked, it may have been
+    /// counted, and otherwise lapses.
+    pub async fn settle(self, actual: u64) -> Option<Decision> {
+        let settled = settled(&self.held, actual);
+        if settled.is_empty() {
+            return None;
+        }
+        Some(self.limiter.begin(&settled).await)
+    }
+}
+
+/// What settles the reservations among these charges.
+pub(crate) fn settled(held: &Charges, actual: u64) -> Charges {
+    let settle = |charge: &Charge| Charge { act: Act::Settle, cost: actual, ..charge.clone() };
+    held.iter().filter(|charge| charge.reservation.is_some()).map(settle).collect()
+}
+
+impl Charge {
+    /// The same, held open by a policy that reserves.
+    pub(crate) fn reserve(mut self, limiter: &RateLimiter) -> Self {
+        if self.policy.policy().reservation().is_some() && self.cost > 0 {
+            self.act = Act::Reserve;
+            self.reservation = Some(Reservation { id: limiter.0.local.marker(), amount: self.cost });
+        }
+        self
+    }
+}
+
+impl RateLimiter {
+    /// Like [`check`](Self::check), but policies that
+    /// [reserve](crate::Policy::reserve_for) hold their cost open until it is
+    /// settled. The others charge at once.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Charge, Key, Policy, Rate, RateLimiter};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = RateLimiter::memory();
+    /// let tokens = limiter.policy(
+    ///     Policy::fixed_window("tokens", Rate::per_minute(100)).reserve_for(Duration::from_secs(60)),
+    /// )?;
+    /// // An answer may come to 40 tokens, this one comes to 10.
+    /// let reserved = limiter.reserve([Charge::new(&tokens, Key::principal("ann")).cost(40)]).await;
+    /// assert_eq!(reserved.decision().remaining(), 60);
+    /// let after = reserved.settle(10).await;
+    /// assert_eq!(after.map(|after| after.remaining()), Some(90));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn reserve<const N: usize>(&self, charges: [Charge; N]) -> Reserved {
+        const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
+        let charges: Charges = distinct(charges).into_iter().map(|charge| charge.reserve(self)).collect();
+        let decision = self.begin(&charges).await;
+        let held = if decision.is_allowed() { charges } else { ArrayVec::new() };
+        Reserved { limiter: self.clone(), decision, held }
+    }
+
+    /// Gives a charge back, in the store and the window that it was charged in:
+    /// never below zero, and nothing once that window is over. `decision` is the
+    /// answer of the check that charged it, of this policy alone: of another
+    /// policy, or a refusal, nothing is given back, and the answer is false.
+    ///
+    /// One round trip to Redis. To count only some requests, failed logins for
+    /// example, [reserve](Self::reserve) instead: a charge that is given back
+    /// has refused others meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When Redis has charged it and could not be told.
+    pub async fn refund(&self, charge: &Charge, decision: &Decision) -> Result<bool, StoreError> {
+        let is_of = decision.policy() == charge.policy.policy().name();
+        if !is_of || decision.refusal().is_some() || !decision.is_counted() {
+            return Ok(false);
+        }
+        let end = decision.at.saturating_add(decision.outcome.reset_after_ms);
+        let left = i64::try_from(end).unwrap_or(i64::MAX) - i64::try_from(self.0.clock.now()).unwrap_or(0);
+        let charges = Charges::from_iter([Charge { act: Act::Refund { left }, ..charge.clone() }]);
+        let was_redis = decision.source() == Source::Redis;
+        if !was_redis && !self.can_ask_redis(charge) {
+            let _ = self.0.decide_locally(&charges, self.0.clock.now());
+        } else if self.begin(&charges).await.source() != Source::Redis {
+            // What Redis has charged is not given back by this process.
+            return Err(StoreError::new(StoreErrorKind::Disconnected));
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,70 @@
+-- Sliding window by two counters: `window:index:current:previous`, where the
+-- sub-windows are as long as the window and counted from 1970. It expires when
+-- neither count weighs any more.
+
+-- previous x left / window, rounded down. The product does not fit, so it is
+-- split: first by whole windows, then the remainder by 2^17.
+local function weighed(previous, left, window)
+  local whole, rest = quotient(previous, window), math.fmod(previous, window)
+  local high, low = quotient(rest, 131072), math.fmod(rest, 131072)
+  local share = high * left
+  return whole * left + quotient(share, window) * 131072
+    + quotient(math.fmod(share, window) * 131072 + low * left, window)
+end
+
+algorithms.s = {
+  read = function(rule, state, value)
+    local window = rule.window
+    local index = quotient(now(), window)
+    local stored = { window, index, 0, 0 }
+    if value then
+      stored = numbers(value, 4)
+      if not stored or stored[1] == 0 then return false end
+    end
+    local current, previous = stored[3], stored[4]
+    if stored[1] ~= window then
+      -- The window is another one now. What it had counted counts on.
+      current, previous = math.min(current + previous, MAX_EXACT), 0
+    elseif stored[2] > index then
+      -- The clock went back, the window has not.
+      index = stored[2]
+    elseif stored[2] < index then
+      current, previous = 0, stored[2] == index - 1 and current or 0
+    end
+    state.index, state.current, state.previous = index, current, previous
+    state.left = math.min((index + 1) * window - now(), window)
+    return true
+  end,
+
+  used = function(rule, state)
+    return weighed(state.previous, state.left, rule.window) + state.current
+  end,
+
+  weight = function(_, cost) return cost end,
+
+  write = function(rule, key, state)
+    local value = { text(rule.window), text(state.index), text(state.current), text(state.previous) }
+    local left = state.left + (state.current > 0 and rule.window or 0)
+    redis.call('SET', key, table.concat(value, ':'), 'PX', text(left))
+  end,
+
+  give_back = function(rule, state, cost, left)
+    local behind, half = state.left - left, quotient(rule.window, 2)
+    if behind <= half then
+      state.current = math.max(0, state.current - cost)
+    elseif behind - half <= rule.window then
+      state.previous = math.max(0, state.previous - cost)
+    end
+  end,
+
+  -- `mark` is the index of the current sub-window.
+  owe = function(rule, state, debt)
+    local behind = state.index - debt.mark
+    if behind == 1 then
+      debt.floor_before, debt.delta_before, debt.floor, debt.delta = debt.floor, debt.delta, 0, 0
+    elseif behind > 1 then
+      return 0
+    end
+    return state.left + rule.window
+  end,
+}
