@@ -17,9 +17,8 @@
 //! | `TRUSTED_PROXIES` | addresses and CIDR ranges, comma-separated | none |
 //! | `AUDIT_LOG_PATH` | a file | none |
 //!
-//! `rediss://` needs the feature `tls`. This version connects to a single
-//! server and writes no audit log: a cluster and `AUDIT_LOG_PATH` are read, but
-//! not used yet.
+//! `rediss://` needs the feature `tls`. This version writes no audit log:
+//! `AUDIT_LOG_PATH` is read, but not used yet.
 //!
 //! A blank value is an unset one. Without any of the first three, counts stay
 //! in the memory of this process. A wrong value is an error that names its

@@ -65,7 +65,7 @@ pub enum StoreErrorKind {
     Loading,
     /// The server runs somebody's long script.
     Busy,
-    /// The cluster is down, or its slot is moving.
+    /// The cluster is down, or nobody has the slot, or it is moving.
     ClusterDown,
     /// The replica has lost its master.
     MasterDown,

@@ -170,3 +170,35 @@ async fn what_was_counted_here_is_paid_to_each_master_by_batches_or_at_the_end()
     limiter.shutdown(Duration::from_secs(10)).await.unwrap();
     assert!(counts(&redis, &http, &clients).iter().all(|count| count.as_deref() == Some("3")));
 }
+
+#[tokio::test]
+async fn after_a_failover_the_slots_go_to_the_replica_with_what_was_counted_meanwhile() {
+    let (logs, _guard) = Logs::capture();
+    let mut redis = Redis::start();
+    let replica = redis.cluster.add_replica_of(0);
+    let limiter = redis.builder().build().unwrap();
+    connect(&limiter).await;
+    let http = limiter.policy(fixed("http", 10, 60_000)).unwrap();
+    let clients = clients(&redis, &http, 3);
+    let lost: Vec<_> = clients.iter().filter(|(_, node)| *node == 0).cloned().collect();
+    hit_all(&limiter, &http, &clients).await;
+    redis.cluster.nodes[0].kill();
+    hit_all(&limiter, &http, &clients).await;
+    eventually("the replica has taken over", || {
+        replica.info("replication", "role").as_deref() == Some("master")
+    })
+    .await;
+    let started = Instant::now();
+    eventually("the limiter uses it", || limiter.is_connected()).await;
+    println!("found {:?} after the failover", started.elapsed());
+    assert!(started.elapsed() < ms(2500));
+    assert_eq!(limiter.health().unwrap().state(), StoreState::Connected);
+    for (name, _) in &lost {
+        let decision = hit(&limiter, &http, name).await;
+        assert_eq!((decision.source(), decision.used()), (Source::Redis, 3), "{name}");
+        assert_eq!(replica.get(&http.store_key(&who(name))).as_deref(), Some("3"));
+    }
+    let lines = logs.matching("rate limit store");
+    assert_eq!(lines.iter().filter(|line| line.contains("connected")).count(), 4, "{lines:?}");
+    assert_eq!(lines.iter().filter(|line| line.contains("lost")).count(), 1, "{lines:?}");
+}

@@ -61,6 +61,20 @@ impl RedisCluster {
         RedisServer::start_with(&[&NODE, args].concat())
     }
 
+    /// A replica of a node, in step with it.
+    pub fn add_replica_of(&self, master: usize) -> RedisServer {
+        let replica = Self::start_node(&[]);
+        let (new, known) = (replica.addr().to_string(), self.nodes[master].addr().to_string());
+        let id = self.id(master);
+        let added = self.cli(&["add-node", &new, &known, "--cluster-slave", "--cluster-master-id", &id]);
+        let said = { added }.output().expect("redis-cli runs");
+        assert!(said.status.success(), "no replica: {}", String::from_utf8_lossy(&said.stdout));
+        wait_until("the replica is in step", || {
+            replica.info("replication", "master_link_status").as_deref() == Some("up")
+        });
+        replica
+    }
+
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(RedisServer::url).collect()
     }
