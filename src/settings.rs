@@ -49,8 +49,11 @@
 //! let settings = Settings::from_env()?;
 //! let mut limiter = RateLimiter::builder();
 //! # #[cfg(feature = "redis")]
-//! if let Some(RedisTarget::Url(url)) = settings.redis() {
-//!     limiter = limiter.redis(url);
+//! if let Some(target) = settings.redis() {
+//!     limiter = match target {
+//!         RedisTarget::Url(url) => limiter.redis(url),
+//!         nodes => limiter.redis_cluster(nodes.urls()),
+//!     };
 //!     if let Some(deadline) = settings.deadline() {
 //!         limiter = limiter.deadline(deadline);
 //!     }

@@ -6,7 +6,7 @@ use tower_ratelimit::store::StoreState;
 use tower_ratelimit::{PolicyHandle, RateLimiter, Refusal, Source};
 
 use crate::setup::{Redis, connect, eventually, fixed, hit, ms, who};
-use crate::support::Logs;
+use crate::support::{Logs, RedisServer};
 
 /// Names of clients, so many in the slots of each node.
 fn clients(redis: &Redis, policy: &PolicyHandle, of_each: usize) -> Vec<(String, usize)> {
@@ -201,4 +201,41 @@ async fn after_a_failover_the_slots_go_to_the_replica_with_what_was_counted_mean
     let lines = logs.matching("rate limit store");
     assert_eq!(lines.iter().filter(|line| line.contains("connected")).count(), 4, "{lines:?}");
     assert_eq!(lines.iter().filter(|line| line.contains("lost")).count(), 1, "{lines:?}");
+}
+
+#[test]
+fn a_limiter_goes_on_in_another_runtime_and_leaves_no_connection_behind() {
+    let redis = Redis::start();
+    let clients = |redis: &Redis| -> Vec<usize> {
+        let list = |node: &RedisServer| node.command(&["CLIENT", "LIST"]).text().unwrap();
+        let is_limiter = |line: &&str| !line.contains("name=assertions") && line.contains("flags=N");
+        redis.cluster.nodes.iter().map(|node| list(node).lines().filter(is_limiter).count()).collect()
+    };
+    let limiter = redis.builder().build().unwrap();
+    let http = limiter.policy(fixed("http", 10, 60_000)).unwrap();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for used in 1..=3 {
+        runtime().block_on(async {
+            connect(&limiter).await;
+            let decision = hit(&limiter, &http, "ann").await;
+            assert_eq!((decision.source(), decision.used()), (Source::Redis, used));
+            assert_eq!(clients(&redis), [1; 3], "one connection to each");
+        });
+        assert!(!limiter.is_connected());
+    }
+    runtime().block_on(async {
+        connect(&limiter).await;
+        redis.cluster.nodes[0].stop_signal();
+        // One of them waits on a node that is silent, and then for a late answer.
+        let hung = limiter.clone();
+        let _ = tokio::time::timeout(ms(10), async move {
+            for i in 0..9 {
+                let _ = hit(&hung, &http, &format!("client{i}")).await;
+            }
+        })
+        .await;
+        drop(limiter);
+        redis.cluster.nodes[0].cont();
+        eventually("all connections are closed", || clients(&redis) == [0; 3]).await;
+    });
 }

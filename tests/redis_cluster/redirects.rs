@@ -2,13 +2,14 @@
 //! script.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use tokio::task::JoinSet;
 use tower_ratelimit::observe::Observer;
 use tower_ratelimit::store::StoreErrorKind;
 use tower_ratelimit::{RateLimiter, Source};
 
-use crate::setup::{Redis, connect, fixed, hit, who};
+use crate::setup::{Redis, connect, eventually, fixed, hit, ms, who};
 use crate::support::Reply;
 
 /// Why checks have fallen back.
@@ -143,4 +144,46 @@ async fn each_node_that_has_lost_the_script_is_sent_it_again() {
     for (after, before) in sent().iter().zip(before) {
         assert!((1..=5).contains(&(after - before)), "the script was sent {} times", after - before);
     }
+}
+
+#[tokio::test]
+async fn a_redirect_to_a_node_that_hangs_costs_the_deadline_and_its_connection_only() {
+    let redis = Redis::start();
+    let reasons = Reasons::default();
+    let limiter = redis.builder().deadline(ms(100)).observer(reasons.clone()).build().unwrap();
+    connect(&limiter).await;
+    let http = limiter.policy(fixed("http", 50, 60_000)).unwrap();
+    let key = http.store_key(&who("ann"));
+    let (slot, old) = (redis.cluster.slot(&key), redis.cluster.owner(&key));
+    let new = (old + 1) % 3;
+    let here = (0..).map(|i| format!("client{i}")).find(|name| {
+        let key = http.store_key(&who(name));
+        redis.cluster.owner(&key) == old && redis.cluster.slot(&key) != slot
+    });
+    redis.set_slot(new, slot, "IMPORTING", old);
+    redis.set_slot(old, slot, "MIGRATING", new);
+    redis.cluster.nodes[new].stop_signal();
+    for used in 1..=6 {
+        let started = Instant::now();
+        assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Local);
+        assert!(started.elapsed() < ms(200), "{:?}", started.elapsed());
+        let other = hit(&limiter, &http, here.as_ref().unwrap()).await;
+        assert_eq!((other.source(), other.used()), (Source::Redis, used), "the node that redirects goes on");
+    }
+    {
+        let reasons = reasons.0.lock().unwrap();
+        let (first, then) = reasons.split_at(3);
+        assert!(first.iter().all(|reason| *reason == StoreErrorKind::Timeout), "{reasons:?}");
+        assert!(then.contains(&StoreErrorKind::Disconnected), "then nobody waits: {reasons:?}");
+    }
+    redis.cluster.nodes[new].cont();
+    eventually("it is back", || limiter.is_connected()).await;
+    // A counter and its marker are two keys, for which a slot on its way says no.
+    let next = hit(&limiter, &http, "ann").await;
+    assert_eq!((next.source(), next.used()), (Source::Local, 7));
+    redis.set_slot(new, slot, "NODE", new);
+    redis.set_slot(old, slot, "NODE", new);
+    let next = hit(&limiter, &http, "ann").await;
+    assert_eq!((next.source(), next.used()), (Source::Redis, 8), "each counted once, late answers too");
+    assert_eq!(redis.cluster.nodes[new].get(&key).as_deref(), Some("8"));
 }

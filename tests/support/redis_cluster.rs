@@ -64,6 +64,7 @@ impl RedisCluster {
     /// A replica of a node, in step with it.
     pub fn add_replica_of(&self, master: usize) -> RedisServer {
         let replica = Self::start_node(&[]);
+        self.nodes[master].command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]);
         let (new, known) = (replica.addr().to_string(), self.nodes[master].addr().to_string());
         let id = self.id(master);
         let added = self.cli(&["add-node", &new, &known, "--cluster-slave", "--cluster-master-id", &id]);

@@ -108,7 +108,7 @@ impl Cluster {
 
     /// What follows redirects, for as long as it takes.
     pub(super) fn guide(&self) -> Guide {
-        Guide(self.0.clone())
+        Guide(Arc::downgrade(&self.0))
     }
 
     /// Starts the background task if none runs. Answers whether one does.
@@ -142,7 +142,7 @@ fn watching(events: Events, refresh: Arc<Notify>) -> Events {
 }
 
 /// Follows redirects.
-pub(super) struct Guide(Arc<Shared>);
+pub(super) struct Guide(Weak<Shared>);
 
 impl Guide {
     /// A connection to where a redirect leads.
@@ -153,11 +153,13 @@ impl Guide {
         until: Instant,
     ) -> Result<Hop, StoreError> {
         let (address, _) = redirect.redirect_node().unwrap_or_default();
+        let gone = || StoreError::new(StoreErrorKind::Disconnected);
+        let (cluster, from) = (self.0.upgrade().ok_or_else(gone)?, from.node().ok_or_else(gone)?);
         if asking(redirect) == Some(Asking::No) {
-            self.0.refresh.notify_one();
+            cluster.refresh.notify_one();
         }
         let late = |_| Err(StoreError::new(StoreErrorKind::Timeout));
-        timeout_at(until, self.0.connection_to(address, &from.node)).await.unwrap_or_else(late)
+        timeout_at(until, cluster.connection_to(address, &from)).await.unwrap_or_else(late)
     }
 
     /// The class of an error. A redirect that is not followed is no mistake of
@@ -166,8 +168,8 @@ impl Guide {
         match error.code() {
             Some(code) if asking(error).is_some() => StoreError::with_code(StoreErrorKind::ClusterDown, code),
             _ => {
-                if error.is_cluster_error() {
-                    self.0.refresh.notify_one();
+                if let (true, Some(cluster)) = (error.is_cluster_error(), self.0.upgrade()) {
+                    cluster.refresh.notify_one();
                 }
                 error::classify(error)
             }
@@ -214,7 +216,7 @@ impl Shared {
             return Err(error);
         }
         let live = node.link.connection().await?;
-        Ok(Hop { node, live })
+        Ok(Hop::new(&node, live))
     }
 
     /// The node that listens there, known before or not.

@@ -220,7 +220,7 @@ impl RedisStore {
             let latest = self.generations.load(Ordering::Acquire);
             let is_current = node.link.generation() == Some(live.generation);
             let generation = if is_current { latest } else { live.generation };
-            let (hop, landed) = (Hop { node, live }, Arc::default());
+            let (hop, landed) = (Hop::new(&node, live), Arc::default());
             Ok(Turn { hop, landed, generation, started, _place: place })
         };
         turn.await.inspect_err(|error| {
@@ -261,13 +261,18 @@ impl RedisStore {
         let answer = timeout(left, answer).await.unwrap_or_else(late);
         let latency = turn.started.elapsed();
         let hop = turn.hop();
+        let node = hop.node();
         match &answer {
             Ok(_) => {
-                hop.node.link.answered();
+                if let Some(node) = node {
+                    node.link.answered();
+                }
                 (self.events)(&StoreEvent::Answered { latency });
             }
             Err(error) => {
-                hop.node.link.failed(&hop.live, error);
+                if let Some(node) = node {
+                    node.link.failed(&hop.live, error);
+                }
                 (self.events)(&StoreEvent::Failed { error, latency });
             }
         }
@@ -277,7 +282,12 @@ impl RedisStore {
     /// Until it is of no more use to wait for an answer of that turn.
     pub(crate) fn superseded(&self, turn: &Turn) -> impl Future<Output = ()> + Send + use<> {
         let hop = turn.hop();
-        hop.node.link.superseded(hop.live.generation)
+        let superseded = hop.node().map(|node| node.link.superseded(hop.live.generation));
+        async move {
+            if let Some(superseded) = superseded {
+                superseded.await;
+            }
+        }
     }
 
     /// Forgets keys by their exact names. They are in one slot.

@@ -1,7 +1,7 @@
 //! One server: the connection to it, and what is known of the scripts there.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{ConnectionInfo, RedisError};
@@ -61,9 +61,22 @@ fn while_there(events: Events, is_gone: Arc<AtomicBool>) -> Events {
     })
 }
 
-/// A connection, and the server that it is to.
+/// A connection, and the server that it is to. It does not keep the server's
+/// supervision going: who waits for a late answer may outlive the limiter.
 #[derive(Clone)]
 pub(super) struct Hop {
-    pub(super) node: Arc<Node>,
+    node: Weak<Node>,
+    pub(super) check: Arc<Script>,
     pub(super) live: Live,
+}
+
+impl Hop {
+    pub(super) fn new(node: &Arc<Node>, live: Live) -> Self {
+        Self { node: Arc::downgrade(node), check: node.check.clone(), live }
+    }
+
+    /// `None` when nobody uses it any more.
+    pub(super) fn node(&self) -> Option<Arc<Node>> {
+        self.node.upgrade()
+    }
 }

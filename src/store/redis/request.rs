@@ -23,7 +23,7 @@ impl Request {
         match self {
             Self::Charge(asked) => {
                 let fill = |command: &mut Cmd| fill(command, asked, hop.live.server_now());
-                hop.node.check.run(&mut connection, asking, fill).await
+                hop.check.run(&mut connection, asking, fill).await
             }
             Self::Forget(keys) => {
                 let mut command = redis::cmd("DEL");
@@ -59,7 +59,9 @@ impl Way {
             return Err(guide.classify(&error));
         };
         // The node is there; who it names may not be.
-        self.hop.node.link.answered();
+        if let Some(node) = self.hop.node() {
+            node.link.answered();
+        }
         let hop = guide.follow(&error, &self.hop, self.until).await?;
         let hop = self.landed.get_or_init(|| hop);
         request.on(hop, asking).await.map_err(|error| guide.classify(&error))
