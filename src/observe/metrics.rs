@@ -165,6 +165,15 @@ fn outcome(verdict: Verdict) -> usize {
     }
 }
 
+/// Whether a source ever decides so: a series that stays 0 only costs.
+fn occurs(outcome: Verdict, source: Source) -> bool {
+    match source {
+        Source::Redis => outcome != Verdict::Refused(Refusal::Unavailable),
+        Source::Local => true,
+        Source::DenyCache => matches!(outcome, Verdict::Refused(Refusal::Limit | Refusal::Blocked)),
+    }
+}
+
 fn source(source: Source) -> usize {
     match source {
         Source::Redis => 0,
@@ -188,6 +197,9 @@ impl PolicyMetrics {
         Self {
             requests: OUTCOMES.map(|outcome| {
                 SOURCES.map(|source| {
+                    if !occurs(outcome, source) {
+                        return Counter::noop();
+                    }
                     counter!(
                         "ratelimit_requests_total",
                         "policy" => name(), "outcome" => outcome.as_str(), "source" => source.as_str()

@@ -20,7 +20,7 @@
 //! are `~*:rl:*`. Whatever is missing is told when the limiter connects.
 //!
 //! ```text
-//! ACL SETUSER limiter reset on >PASSWORD ~myapp:* +evalsha +eval +get +set +incrby +pttl +pexpire +del +time
+//! ACL SETUSER limiter reset on >PASSWORD ~myapp:* +evalsha +eval +get +set +incrby +pttl +pexpire +del +time +zadd +zrem +zrangebyscore +zremrangebyscore
 //! ```
 //!
 //! A database other than 0 needs `+select` as well. The client also sends `CLIENT

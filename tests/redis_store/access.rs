@@ -1,14 +1,27 @@
 //! Users that Redis allows little, or nothing.
 
 use tower_ratelimit::store::StoreErrorKind;
-use tower_ratelimit::{Charge, RateLimiter, Source};
+use tower_ratelimit::{Charge, Policy, Rate, RateLimiter, Source};
 
 use crate::setup::{NoFallback, Redis, builder, connect, fixed, hit, hit_for, ms, who};
 use crate::support::{Logs, RedisServer, Reply};
 
 /// The least that a user needs. With a database in the URL, `+select` too.
-const COMMANDS: [&str; 9] =
-    ["+evalsha", "+eval", "+get", "+set", "+incrby", "+pttl", "+pexpire", "+del", "+time"];
+const COMMANDS: [&str; 13] = [
+    "+evalsha",
+    "+eval",
+    "+get",
+    "+set",
+    "+incrby",
+    "+pttl",
+    "+pexpire",
+    "+del",
+    "+time",
+    "+zadd",
+    "+zrem",
+    "+zrangebyscore",
+    "+zremrangebyscore",
+];
 
 fn set_user(server: &RedisServer, keys: &str, commands: &[&str]) {
     let mut args = vec!["ACL", "SETUSER", "lim", "reset", "on", ">s3cr3t", keys];
@@ -49,6 +62,14 @@ async fn use_everything(limiter: &RateLimiter, server: &RedisServer) {
         let decision = limiter.check(pair.each_ref().map(|policy| Charge::new(policy, who("ann")))).await;
         assert_eq!(decision.is_allowed(), allowed);
     }
+    let tokens = Policy::token_bucket("tokens", Rate::per_minute(9)).reserve_for(ms(5_000));
+    let tokens = limiter.policy(tokens).unwrap();
+    let reserved = limiter.reserve([Charge::new(&tokens, who("ann")).cost(4)]).await;
+    assert_eq!(reserved.settle(3).await.unwrap().remaining(), 6);
+    let calls = limiter.policy(Policy::sliding_window("calls", Rate::per_minute(9))).unwrap();
+    let charge = Charge::new(&calls, who("ann"));
+    let decision = limiter.check([charge.clone()]).await;
+    assert!(limiter.refund(&charge, &decision).await.unwrap());
     for planted in [&["SET", "KEY", "7"], &["SET", "KEY", "abc"], &["RPUSH", "KEY", "5"]] {
         let key = http.store_key(&who(&planted.join("-")));
         server.command(&planted.map(|arg| if arg == "KEY" { key.as_str() } else { arg }));

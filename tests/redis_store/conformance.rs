@@ -7,39 +7,59 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use tower_ratelimit::{Charge, Decision, Key, MAX_LIMIT, Policy, PolicyHandle, RateLimiter, Refusal, Source};
 
-use crate::setup::{NoFallback, Redis, fixed, hit, hit_for, ms, on_both_stores, who};
+use crate::setup::{NoFallback, Redis, bucket, fixed, hit, hit_for, ms, on_both_stores, sliding, who};
 
-on_both_stores! {
+/// The scenarios that hold for every algorithm, and more for one of them.
+macro_rules! for_every_algorithm {
+    ($($scenario:ident)*; fixed: $($more:ident)*) => {
+        on_both_stores! { fixed: $($scenario)* $($more)* }
+        on_both_stores! { sliding: $($scenario)* }
+        on_both_stores! { bucket: $($scenario)* }
+    };
+}
+
+for_every_algorithm! {
     a_limit_counts_down_and_then_refuses
     a_cost_is_charged_whole_or_not_at_all
     a_cost_of_0_charges_nothing_and_is_refused_when_1_would_be
     a_cost_above_the_limit_is_too_large_and_changes_nothing
-    costs_and_counts_are_exact_up_to_2_pow_53
     a_limit_of_0_refuses_everything_and_stores_nothing
-    a_window_is_forgotten_at_its_end
     a_peek_reports_and_never_charges_or_refuses
     a_reset_forgets_the_count_and_the_block_of_one_identity
     the_first_refusal_starts_a_block_with_a_fixed_end
     neither_a_cost_of_0_nor_one_too_large_starts_a_block
     an_identity_that_is_never_blocked_is_still_limited
-    several_policies_charge_all_or_none
     each_policy_that_refuses_by_itself_starts_its_block
     a_cost_that_never_fits_keeps_the_others_from_blocking
     one_identity_is_charged_once_in_a_check
     a_shadow_policy_counts_and_reports_but_never_refuses
     a_shadow_policy_does_not_hold_up_an_enforced_one
     eight_policies_fit_in_one_check
+    several_algorithms_charge_all_or_none
+    a_reservation_holds_its_place_until_it_is_settled
+    a_reservation_that_nobody_settles_lapses
+    a_settlement_is_charged_past_the_limit_and_after_the_lapse
+    a_refund_gives_back_once_and_never_below_zero
+    a_refusal_by_reservations_starts_no_block
+    another_limit_for_an_identity_is_on_the_same_count;
+    fixed: costs_and_counts_are_exact_up_to_2_pow_53
+        a_window_is_forgotten_at_its_end
+        several_policies_charge_all_or_none
 }
 
-/// What a refusal says of the wait, within what a test can take.
+/// Makes a policy of a name, a limit and a window in milliseconds.
+type Of = fn(&str, u64, u64) -> Policy;
+
+/// What a refusal says of the wait, within what a test can take. A sliding window
+/// can ask for up to two windows.
 fn assert_wait(decision: &Decision, at_most_ms: u64) {
     let wait = decision.retry_after().expect("a wait");
-    assert!(wait > ms(0) && wait <= ms(at_most_ms), "{decision:?}");
+    assert!(wait > ms(0) && wait <= ms(2 * at_most_ms), "{decision:?}");
     assert_eq!(decision.reset_after(), wait, "{decision:?}");
 }
 
-async fn a_limit_counts_down_and_then_refuses(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 3, 60_000)).unwrap();
+async fn a_limit_counts_down_and_then_refuses(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 3, 60_000)).unwrap();
     for left in [2, 1, 0] {
         let decision = hit(&limiter, &http, "ann").await;
         assert!(decision.is_allowed());
@@ -57,8 +77,8 @@ async fn a_limit_counts_down_and_then_refuses(limiter: RateLimiter) {
     assert_eq!(hit(&limiter, &http, "bob").await.remaining(), 2, "another identity has its own");
 }
 
-async fn a_cost_is_charged_whole_or_not_at_all(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 5, 60_000)).unwrap();
+async fn a_cost_is_charged_whole_or_not_at_all(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 5, 60_000)).unwrap();
     assert_eq!(hit_for(&limiter, &http, "ann", 3).await.remaining(), 2);
     let refused = hit_for(&limiter, &http, "ann", 3).await;
     assert_eq!(refused.refusal(), Some(Refusal::Limit));
@@ -68,8 +88,8 @@ async fn a_cost_is_charged_whole_or_not_at_all(limiter: RateLimiter) {
     assert_eq!(smaller.remaining(), 0);
 }
 
-async fn a_cost_of_0_charges_nothing_and_is_refused_when_1_would_be(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 1, 60_000)).unwrap();
+async fn a_cost_of_0_charges_nothing_and_is_refused_when_1_would_be(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 1, 60_000)).unwrap();
     for _ in 0..3 {
         let free = hit_for(&limiter, &http, "ann", 0).await;
         assert!(free.is_allowed());
@@ -82,8 +102,8 @@ async fn a_cost_of_0_charges_nothing_and_is_refused_when_1_would_be(limiter: Rat
     assert_wait(&refused, 60_000);
 }
 
-async fn a_cost_above_the_limit_is_too_large_and_changes_nothing(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 5, 60_000)).unwrap();
+async fn a_cost_above_the_limit_is_too_large_and_changes_nothing(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 5, 60_000)).unwrap();
     for cost in [6, MAX_LIMIT, MAX_LIMIT + 1, u64::MAX] {
         let refused = hit_for(&limiter, &http, "ann", cost).await;
         assert_eq!(refused.refusal(), Some(Refusal::TooLarge), "{cost}");
@@ -96,8 +116,8 @@ async fn a_cost_above_the_limit_is_too_large_and_changes_nothing(limiter: RateLi
     assert_eq!(refused.retry_after(), None);
 }
 
-async fn costs_and_counts_are_exact_up_to_2_pow_53(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", MAX_LIMIT, 60_000)).unwrap();
+async fn costs_and_counts_are_exact_up_to_2_pow_53(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", MAX_LIMIT, 60_000)).unwrap();
     assert_eq!(hit_for(&limiter, &http, "ann", MAX_LIMIT - 2).await.remaining(), 2);
     assert_eq!(hit(&limiter, &http, "ann").await.used(), MAX_LIMIT - 1);
     assert_eq!(hit_for(&limiter, &http, "ann", 2).await.refusal(), Some(Refusal::Limit));
@@ -108,8 +128,8 @@ async fn costs_and_counts_are_exact_up_to_2_pow_53(limiter: RateLimiter) {
     assert!(hit_for(&limiter, &http, "bob", MAX_LIMIT).await.is_allowed());
 }
 
-async fn a_limit_of_0_refuses_everything_and_stores_nothing(limiter: RateLimiter) {
-    let closed = limiter.policy(fixed("closed", 0, 60_000).block_for(ms(60_000))).unwrap();
+async fn a_limit_of_0_refuses_everything_and_stores_nothing(limiter: RateLimiter, of: Of) {
+    let closed = limiter.policy(of("closed", 0, 60_000).block_for(ms(60_000))).unwrap();
     for cost in [0, 1, 2, u64::MAX] {
         let refused = hit_for(&limiter, &closed, "ann", cost).await;
         assert_eq!(refused.refusal(), Some(Refusal::Limit), "{cost}");
@@ -120,8 +140,8 @@ async fn a_limit_of_0_refuses_everything_and_stores_nothing(limiter: RateLimiter
     assert_eq!(limiter.peek(&closed, &who("ann")).await.reset_after(), ms(0));
 }
 
-async fn a_window_is_forgotten_at_its_end(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 2, 300)).unwrap();
+async fn a_window_is_forgotten_at_its_end(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 2, 300)).unwrap();
     assert_eq!(hit(&limiter, &http, "ann").await.remaining(), 1);
     assert_eq!(hit(&limiter, &http, "ann").await.remaining(), 0);
     let refused = hit(&limiter, &http, "ann").await;
@@ -130,8 +150,8 @@ async fn a_window_is_forgotten_at_its_end(limiter: RateLimiter) {
     assert_eq!(hit(&limiter, &http, "ann").await.remaining(), 1);
 }
 
-async fn a_peek_reports_and_never_charges_or_refuses(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 2, 60_000).block_for(ms(90_000))).unwrap();
+async fn a_peek_reports_and_never_charges_or_refuses(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 2, 60_000).block_for(ms(90_000))).unwrap();
     let fresh = limiter.peek(&http, &who("ann")).await;
     assert_eq!((fresh.used(), fresh.remaining(), fresh.reset_after()), (0, 2, ms(0)));
     for used in [1, 2] {
@@ -150,9 +170,9 @@ async fn a_peek_reports_and_never_charges_or_refuses(limiter: RateLimiter) {
     assert!(blocked.blocked_for().unwrap() > ms(60_000));
 }
 
-async fn a_reset_forgets_the_count_and_the_block_of_one_identity(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 1, 60_000)).unwrap();
-    let login = limiter.policy(fixed("login", 1, 60_000).block_for(ms(90_000))).unwrap();
+async fn a_reset_forgets_the_count_and_the_block_of_one_identity(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 1, 60_000)).unwrap();
+    let login = limiter.policy(of("login", 1, 60_000).block_for(ms(90_000))).unwrap();
     for policy in [&http, &login] {
         for name in ["ann", "bob"] {
             assert!(hit(&limiter, policy, name).await.is_allowed());
@@ -168,8 +188,8 @@ async fn a_reset_forgets_the_count_and_the_block_of_one_identity(limiter: RateLi
     limiter.reset(&http, &who("nobody")).await.unwrap();
 }
 
-async fn the_first_refusal_starts_a_block_with_a_fixed_end(limiter: RateLimiter) {
-    let login = limiter.policy(fixed("login", 2, 60_000).block_for(ms(400))).unwrap();
+async fn the_first_refusal_starts_a_block_with_a_fixed_end(limiter: RateLimiter, of: Of) {
+    let login = limiter.policy(of("login", 2, 60_000).block_for(ms(400))).unwrap();
     for _ in 0..2 {
         assert!(hit(&limiter, &login, "ann").await.is_allowed());
     }
@@ -188,8 +208,8 @@ async fn the_first_refusal_starts_a_block_with_a_fixed_end(limiter: RateLimiter)
     }
 }
 
-async fn neither_a_cost_of_0_nor_one_too_large_starts_a_block(limiter: RateLimiter) {
-    let login = limiter.policy(fixed("login", 1, 60_000).block_for(ms(90_000))).unwrap();
+async fn neither_a_cost_of_0_nor_one_too_large_starts_a_block(limiter: RateLimiter, of: Of) {
+    let login = limiter.policy(of("login", 1, 60_000).block_for(ms(90_000))).unwrap();
     assert!(hit(&limiter, &login, "ann").await.is_allowed());
     let free = hit_for(&limiter, &login, "ann", 0).await;
     assert_eq!((free.refusal(), free.blocked_for()), (Some(Refusal::Limit), None));
@@ -201,8 +221,8 @@ async fn neither_a_cost_of_0_nor_one_too_large_starts_a_block(limiter: RateLimit
     assert_eq!(hit_for(&limiter, &login, "ann", 0).await.refusal(), Some(Refusal::Blocked));
 }
 
-async fn an_identity_that_is_never_blocked_is_still_limited(limiter: RateLimiter) {
-    let login = limiter.policy(fixed("login", 1, 60_000).block_for(ms(90_000))).unwrap();
+async fn an_identity_that_is_never_blocked_is_still_limited(limiter: RateLimiter, of: Of) {
+    let login = limiter.policy(of("login", 1, 60_000).block_for(ms(90_000))).unwrap();
     let proxy = Key::builder().principal("proxy").never_blocked().finish();
     assert!(limiter.check([Charge::new(&login, proxy)]).await.is_allowed());
     for _ in 0..2 {
@@ -217,8 +237,8 @@ async fn both(limiter: &RateLimiter, policies: &[PolicyHandle; 2], costs: [u64; 
     limiter.check([charge(0), charge(1)]).await
 }
 
-async fn several_policies_charge_all_or_none(limiter: RateLimiter) {
-    let pair = limiter.policies(&[fixed("narrow", 1, 60_000), fixed("wide", 10, 90_000)]).unwrap();
+async fn several_policies_charge_all_or_none(limiter: RateLimiter, of: Of) {
+    let pair = limiter.policies(&[of("narrow", 1, 60_000), of("wide", 10, 90_000)]).unwrap();
     let first = both(&limiter, &pair, [1, 1]).await;
     assert!(first.is_allowed());
     assert_eq!((first.policy(), first.remaining()), ("narrow", 0), "the tightest one speaks");
@@ -234,8 +254,8 @@ async fn several_policies_charge_all_or_none(limiter: RateLimiter) {
     assert!(refused.retry_after().unwrap() > ms(60_000));
 }
 
-async fn each_policy_that_refuses_by_itself_starts_its_block(limiter: RateLimiter) {
-    let policy = |name, block| fixed(name, 1, 60_000).block_for(ms(block));
+async fn each_policy_that_refuses_by_itself_starts_its_block(limiter: RateLimiter, of: Of) {
+    let policy = |name, block| of(name, 1, 60_000).block_for(ms(block));
     let pair = limiter.policies(&[policy("short", 70_000), policy("long", 90_000)]).unwrap();
     assert!(both(&limiter, &pair, [1, 1]).await.is_allowed());
     let refused = both(&limiter, &pair, [1, 1]).await;
@@ -252,8 +272,8 @@ async fn each_policy_that_refuses_by_itself_starts_its_block(limiter: RateLimite
     assert_eq!((spared.used(), spared.blocked_for()), (0, None), "it would have admitted");
 }
 
-async fn a_cost_that_never_fits_keeps_the_others_from_blocking(limiter: RateLimiter) {
-    let policy = |name, limit| fixed(name, limit, 60_000).block_for(ms(90_000));
+async fn a_cost_that_never_fits_keeps_the_others_from_blocking(limiter: RateLimiter, of: Of) {
+    let policy = |name, limit| of(name, limit, 60_000).block_for(ms(90_000));
     let pair = limiter.policies(&[policy("used-up", 1), policy("small", 5)]).unwrap();
     assert!(both(&limiter, &pair, [1, 1]).await.is_allowed());
     let refused = both(&limiter, &pair, [1, 6]).await;
@@ -264,8 +284,8 @@ async fn a_cost_that_never_fits_keeps_the_others_from_blocking(limiter: RateLimi
     }
 }
 
-async fn one_identity_is_charged_once_in_a_check(limiter: RateLimiter) {
-    let http = limiter.policy(fixed("http", 9, 60_000)).unwrap();
+async fn one_identity_is_charged_once_in_a_check(limiter: RateLimiter, of: Of) {
+    let http = limiter.policy(of("http", 9, 60_000)).unwrap();
     let charge = || Charge::new(&http, who("ann"));
     assert_eq!(limiter.check([charge(), charge().cost(0), charge().cost(2)]).await.used(), 3, "of their sum");
     let two = limiter.check([charge(), Charge::new(&http, who("bob"))]).await;
@@ -273,8 +293,8 @@ async fn one_identity_is_charged_once_in_a_check(limiter: RateLimiter) {
     assert_eq!(limiter.peek(&http, &who("bob")).await.used(), 1);
 }
 
-async fn a_shadow_policy_counts_and_reports_but_never_refuses(limiter: RateLimiter) {
-    let trial = limiter.policy(fixed("trial", 2, 60_000).shadow()).unwrap();
+async fn a_shadow_policy_counts_and_reports_but_never_refuses(limiter: RateLimiter, of: Of) {
+    let trial = limiter.policy(of("trial", 2, 60_000).shadow()).unwrap();
     for used in [1, 2] {
         let decision = hit(&limiter, &trial, "ann").await;
         assert!(decision.is_allowed() && decision.is_shadow());
@@ -288,9 +308,9 @@ async fn a_shadow_policy_counts_and_reports_but_never_refuses(limiter: RateLimit
     }
 }
 
-async fn a_shadow_policy_does_not_hold_up_an_enforced_one(limiter: RateLimiter) {
-    let trial = fixed("trial", 1, 60_000).block_for(ms(90_000)).shadow();
-    let pair = limiter.policies(&[trial, fixed("http", 3, 60_000)]).unwrap();
+async fn a_shadow_policy_does_not_hold_up_an_enforced_one(limiter: RateLimiter, of: Of) {
+    let trial = of("trial", 1, 60_000).block_for(ms(90_000)).shadow();
+    let pair = limiter.policies(&[trial, of("http", 3, 60_000)]).unwrap();
     for left in [2, 1, 0] {
         let decision = both(&limiter, &pair, [1, 1]).await;
         assert!(decision.is_allowed());
@@ -301,9 +321,9 @@ async fn a_shadow_policy_does_not_hold_up_an_enforced_one(limiter: RateLimiter) 
     assert_eq!((refused.policy(), refused.is_allowed()), ("http", false));
 }
 
-async fn eight_policies_fit_in_one_check(limiter: RateLimiter) {
+async fn eight_policies_fit_in_one_check(limiter: RateLimiter, of: Of) {
     let names = ["p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8"];
-    let eight = limiter.policies(&names.map(|name| fixed(name, 2, 60_000))).unwrap();
+    let eight = limiter.policies(&names.map(|name| of(name, 2, 60_000))).unwrap();
     let check = || limiter.check(std::array::from_fn::<_, 8, _>(|i| Charge::new(&eight[i], who("ann"))));
     assert!(hit(&limiter, &eight[7], "ann").await.is_allowed());
     let first = check().await;
@@ -313,9 +333,121 @@ async fn eight_policies_fit_in_one_check(limiter: RateLimiter) {
     assert_eq!(limiter.peek(&eight[0], &who("ann")).await.used(), 1);
 }
 
+async fn several_algorithms_charge_all_or_none(limiter: RateLimiter, of: Of) {
+    let policies =
+        [of("own", 2, 60_000), fixed("f", 9, 60_000), sliding("s", 9, 60_000), bucket("b", 9, 60_000)];
+    let all = limiter.policies(&policies).unwrap();
+    let check = || limiter.check(all.each_ref().map(|policy| Charge::new(policy, who("ann"))));
+    for left in [1, 0] {
+        let decision = check().await;
+        assert_eq!((decision.policy(), decision.remaining()), ("own", left), "the tightest one speaks");
+    }
+    for _ in 0..3 {
+        assert_eq!(check().await.policy(), "own", "the one that refuses");
+    }
+    for policy in &all {
+        assert_eq!(limiter.peek(policy, &who("ann")).await.used(), 2, "{policy:?} was spared");
+    }
+}
+
+async fn a_reservation_holds_its_place_until_it_is_settled(limiter: RateLimiter, of: Of) {
+    let tokens = limiter.policy(of("tokens", 100, 3_600_000).reserve_for(ms(60_000))).unwrap();
+    let reserve = || limiter.reserve([Charge::new(&tokens, who("ann")).cost(40)]);
+    let first = reserve().await;
+    assert_eq!((first.decision().used(), first.decision().remaining()), (40, 60));
+    let second = reserve().await;
+    assert_eq!(second.decision().remaining(), 20);
+    let third = reserve().await;
+    assert_eq!(third.decision().refusal(), Some(Refusal::Reserved));
+    assert_eq!(third.decision().retry_after(), Some(ms(1_000)));
+    assert!(third.settle(40).await.is_none(), "nothing was held");
+    let seen = limiter.peek(&tokens, &who("ann")).await;
+    assert_eq!((seen.used(), seen.remaining()), (80, 20), "a peek sees what is held");
+    assert_eq!(first.settle(10).await.unwrap().remaining(), 50);
+    assert_eq!(second.settle(10).await.unwrap().remaining(), 80);
+    assert_eq!(limiter.peek(&tokens, &who("ann")).await.used(), 20);
+    // A check charges at once, and sees what others hold.
+    let held = reserve().await;
+    assert!(hit_for(&limiter, &tokens, "ann", 40).await.is_allowed());
+    assert_eq!(hit(&limiter, &tokens, "ann").await.refusal(), Some(Refusal::Reserved));
+    assert_eq!(held.settle(0).await.unwrap().remaining(), 40, "given back whole");
+}
+
+async fn a_reservation_that_nobody_settles_lapses(limiter: RateLimiter, of: Of) {
+    let tokens = limiter.policy(of("tokens", 10, 3_600_000).reserve_for(ms(200))).unwrap();
+    let reserve = || limiter.reserve([Charge::new(&tokens, who("ann")).cost(10)]);
+    drop(reserve().await);
+    assert_eq!(reserve().await.decision().refusal(), Some(Refusal::Reserved));
+    tokio::time::sleep(ms(220)).await;
+    assert_eq!(limiter.peek(&tokens, &who("ann")).await.used(), 0);
+    assert!(reserve().await.decision().is_allowed());
+}
+
+async fn a_settlement_is_charged_past_the_limit_and_after_the_lapse(limiter: RateLimiter, of: Of) {
+    let tokens = limiter.policy(of("tokens", 100, 3_600_000).reserve_for(ms(100))).unwrap();
+    let reserve = |name| limiter.reserve([Charge::new(&tokens, who(name)).cost(40)]);
+    let past = reserve("ann").await.settle(120).await.unwrap();
+    assert_eq!((past.used(), past.remaining()), (120, 0));
+    assert_eq!(reserve("ann").await.decision().refusal(), Some(Refusal::Limit), "the next one is refused");
+    let late = reserve("bob").await;
+    tokio::time::sleep(ms(120)).await;
+    assert_eq!(late.settle(30).await.unwrap().remaining(), 70, "all of it is charged");
+    let nothing = reserve("carl").await;
+    assert_eq!(nothing.settle(0).await.unwrap().remaining(), 100);
+}
+
+async fn a_refund_gives_back_once_and_never_below_zero(limiter: RateLimiter, of: Of) {
+    let calls = limiter.policy(of("calls", 5, 3_600_000)).unwrap();
+    let charge = Charge::new(&calls, who("ann")).cost(3);
+    let decision = limiter.check([charge.clone()]).await;
+    assert_eq!(decision.remaining(), 2);
+    assert!(limiter.refund(&charge, &decision).await.unwrap());
+    assert_eq!(limiter.peek(&calls, &who("ann")).await.remaining(), 5);
+    assert!(limiter.refund(&charge, &decision).await.unwrap());
+    assert_eq!(limiter.peek(&calls, &who("ann")).await.remaining(), 5, "never below zero");
+    assert!(hit_for(&limiter, &calls, "ann", 5).await.is_allowed());
+    let refused = limiter.check([charge.clone()]).await;
+    assert!(!limiter.refund(&charge, &refused).await.unwrap(), "a refusal has charged nothing");
+    let other = limiter.policy(of("other", 5, 3_600_000)).unwrap();
+    let elsewhere = Charge::new(&other, who("ann"));
+    assert!(!limiter.refund(&elsewhere, &decision).await.unwrap(), "a decision about another policy");
+    assert_eq!(limiter.peek(&calls, &who("ann")).await.remaining(), 0);
+}
+
+async fn a_refusal_by_reservations_starts_no_block(limiter: RateLimiter, of: Of) {
+    let login = of("login", 2, 3_600_000).block_for(ms(7_200_000)).reserve_for(ms(60_000));
+    let login = limiter.policy(login).unwrap();
+    let reserve = || limiter.reserve([Charge::new(&login, who("ann"))]);
+    let (first, second) = (reserve().await, reserve().await);
+    for _ in 0..3 {
+        let third = reserve().await;
+        assert_eq!(third.decision().refusal(), Some(Refusal::Reserved));
+        assert_eq!(third.decision().blocked_for(), None);
+    }
+    first.settle(1).await;
+    second.settle(0).await;
+    let third = reserve().await;
+    assert!(third.decision().is_allowed(), "one has been given back");
+    third.settle(1).await;
+    assert_eq!(reserve().await.decision().refusal(), Some(Refusal::Blocked), "now both are used");
+}
+
+async fn another_limit_for_an_identity_is_on_the_same_count(limiter: RateLimiter, of: Of) {
+    let api = limiter.policy(of("api", 3, 3_600_000)).unwrap();
+    let hit = async |limit| limiter.check([Charge::new(&api, who("ann")).limit(limit)]).await;
+    for left in [2, 1, 0] {
+        assert_eq!(hit(3).await.remaining(), left);
+    }
+    assert!(!hit(3).await.is_allowed());
+    let doubled = hit(6).await;
+    assert_eq!((doubled.limit(), doubled.remaining()), (6, 2), "at once, with the count kept");
+    assert_eq!(hit(2).await.refusal(), Some(Refusal::Limit));
+    assert_eq!(hit(0).await.refusal(), Some(Refusal::Limit), "a limit of 0 refuses everything");
+}
+
 /// What is compared: all of a decision but the exact milliseconds.
 fn told(decision: &Decision) -> impl PartialEq + std::fmt::Debug + use<> {
-    let seconds = |wait: Option<std::time::Duration>| wait.map(|wait| (wait.as_secs() + 5) / 60);
+    let seconds = |wait: Option<std::time::Duration>| wait.map(|wait| (wait.as_secs() + 300) / 3600);
     (
         decision.policy().to_owned(),
         (decision.is_allowed(), decision.refusal(), decision.is_shadow()),
@@ -327,6 +459,8 @@ fn told(decision: &Decision) -> impl PartialEq + std::fmt::Debug + use<> {
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Check { of: usize, name: &'static str, costs: [u64; 3] },
+    Reserve { of: usize, name: &'static str, cost: u64, actual: Option<u64> },
+    Refund { of: usize, name: &'static str, cost: u64 },
     Peek { of: usize, name: &'static str },
     Reset { of: usize, name: &'static str },
 }
@@ -338,14 +472,17 @@ fn act() -> impl Strategy<Value = Act> {
         // 3: all of them.
         8 => (0..4_usize, name(), [cost(), cost(), cost()])
             .prop_map(|(of, name, costs)| Act::Check { of, name, costs }),
+        2 => (0..4_usize, name(), cost(), proptest::option::of(0..9_u64))
+            .prop_map(|(of, name, cost, actual)| Act::Reserve { of, name, cost, actual }),
+        2 => (0..3_usize, name(), 1..4_u64).prop_map(|(of, name, cost)| Act::Refund { of, name, cost }),
         2 => (0..3_usize, name()).prop_map(|(of, name)| Act::Peek { of, name }),
         1 => (0..3_usize, name()).prop_map(|(of, name)| Act::Reset { of, name }),
     ]
 }
 
-/// Limit, whether it blocks, whether it is a trial.
-fn rules() -> impl Strategy<Value = [(u64, bool, bool); 3]> {
-    let rule = || (0..6_u64, any::<bool>(), prop::bool::weighted(0.2));
+/// Algorithm, limit, whether it blocks, whether it is a trial.
+fn rules() -> impl Strategy<Value = [(usize, u64, bool, bool); 3]> {
+    let rule = || (0..3_usize, 0..6_u64, any::<bool>(), prop::bool::weighted(0.2));
     [rule(), rule(), rule()]
 }
 
@@ -356,6 +493,25 @@ async fn play(limiter: &RateLimiter, policies: &[PolicyHandle; 3], act: Act) -> 
             Some(limiter.check(std::array::from_fn::<_, 3, _>(|i| charge(i, name, costs))).await)
         }
         Act::Check { of, name, costs } => Some(limiter.check([charge(of, name, costs)]).await),
+        // Of the first one only, or of all: what is held open is left so.
+        Act::Reserve { of, name, cost, actual } => {
+            let reserved = if of == 3 {
+                limiter.reserve(std::array::from_fn::<_, 3, _>(|i| charge(i, name, [cost; 3]))).await
+            } else {
+                limiter.reserve([charge(of, name, [cost; 3])]).await
+            };
+            let decision = reserved.decision().clone();
+            match actual {
+                Some(actual) => reserved.settle(actual).await.or(Some(decision)),
+                None => Some(decision),
+            }
+        }
+        Act::Refund { of, name, cost } => {
+            let charge = charge(of, name, [cost; 3]);
+            let decision = limiter.check([charge.clone()]).await;
+            limiter.refund(&charge, &decision).await.unwrap();
+            Some(limiter.peek(&policies[of], &who(name)).await)
+        }
         Act::Peek { of, name } => Some(limiter.peek(&policies[of], &who(name)).await),
         Act::Reset { of, name } => {
             limiter.reset(&policies[of], &who(name)).await.unwrap();
@@ -375,10 +531,12 @@ fn random_sequences_get_the_same_decisions_from_both_stores() {
             round.set(round.get() + 1);
             // None ends during the test, and no two waits are equal.
             let policy = |i: usize| {
-                let (limit, blocks, trial) = rules[i];
-                let mut policy = fixed(&format!("r{}-{i}", round.get()), limit, 600_000 + 120_000 * i as u64);
+                let (algorithm, limit, blocks, trial) = rules[i];
+                let (name, window) = (format!("r{}-{i}", round.get()), 36_000_000 + 7_200_000 * i as u64);
+                let of: Of = [fixed, sliding, bucket][algorithm];
+                let mut policy = of(&name, limit, window).reserve_for(ms(3_600_000));
                 if blocks {
-                    policy = policy.block_for(ms(1_800_000 + 120_000 * i as u64));
+                    policy = policy.block_for(ms(180_000_000 + 7_200_000 * i as u64));
                 }
                 if trial { policy.shadow() } else { policy }
             };

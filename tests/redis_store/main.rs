@@ -8,6 +8,7 @@
 mod support;
 
 mod access;
+mod algorithms;
 mod blocks;
 mod cancellation;
 mod concurrency;

@@ -71,6 +71,14 @@ pub(crate) fn fixed(name: &str, limit: u64, window_ms: u64) -> Policy {
     Policy::fixed_window(name, Rate::new(limit, ms(window_ms)).unwrap())
 }
 
+pub(crate) fn sliding(name: &str, limit: u64, window_ms: u64) -> Policy {
+    Policy::sliding_window(name, Rate::new(limit, ms(window_ms)).unwrap())
+}
+
+pub(crate) fn bucket(name: &str, limit: u64, window_ms: u64) -> Policy {
+    Policy::token_bucket(name, Rate::new(limit, ms(window_ms)).unwrap())
+}
+
 pub(crate) fn who(name: &str) -> Key {
     Key::principal(name)
 }
@@ -134,24 +142,26 @@ impl Dice {
     }
 }
 
-/// Each scenario in memory and on Redis.
+/// Each scenario in memory and on Redis, with policies of one algorithm.
 macro_rules! on_both_stores {
-    ($($scenario:ident)*) => {
-        mod in_memory {
-            use super::*;
-            $(#[tokio::test]
-            async fn $scenario() {
-                super::$scenario(RateLimiter::memory()).await;
-            })*
-        }
+    ($of:ident: $($scenario:ident)*) => {
+        mod $of {
+            mod in_memory {
+                use tower_ratelimit::RateLimiter;
+                $(#[tokio::test]
+                async fn $scenario() {
+                    super::super::$scenario(RateLimiter::memory(), crate::setup::$of).await;
+                })*
+            }
 
-        mod on_redis {
-            use super::*;
-            $(#[tokio::test]
-            async fn $scenario() {
-                let redis = Redis::start();
-                super::$scenario(redis.limiter()).await;
-            })*
+            mod on_redis {
+                use crate::setup::Redis;
+                $(#[tokio::test]
+                async fn $scenario() {
+                    let redis = Redis::start();
+                    super::super::$scenario(redis.limiter(), crate::setup::$of).await;
+                })*
+            }
         }
     };
 }

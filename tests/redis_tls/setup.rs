@@ -10,7 +10,8 @@ use crate::support::{FREE_PORT, RedisServer};
 mod plain;
 
 pub(crate) use self::plain::{
-    NoFallback, PATIENT, connect, eventually, fixed, hit, hit_for, ms, on_both_stores, request_from, who,
+    NoFallback, PATIENT, bucket, connect, eventually, fixed, hit, hit_for, ms, on_both_stores, request_from,
+    sliding, who,
 };
 
 /// A Redis of one test: on its plain port for the assertions, with TLS for the

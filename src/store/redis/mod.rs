@@ -389,8 +389,8 @@ impl Drop for Place {
     }
 }
 
-/// Two charges like any other, on a key that is nobody's: what passes them can
-/// decide checks. A ping would also be answered by a replica, by a server that
+/// Two checks like any other, on a key that is nobody's: what passes them can
+/// decide. A ping would also be answered by a replica, by a server that
 /// is out of memory, and to a user that may not do what the script does.
 struct WriteProbe {
     script: Arc<Script>,
@@ -429,24 +429,23 @@ impl Probe for WriteProbe {
 
 impl WriteProbe {
     async fn try_out(&self, connection: &mut MultiplexedConnection, key: String) -> Result<(), RedisError> {
-        // Under these every command of the script is run: the second charge finds
-        // a longer window than its own, and the last one a reservation.
-        let member = "probe=1".to_owned();
-        for (window, act) in
-            [(1000, Act::Charge), (1, Act::Charge), (1000, Act::Reserve), (1000, Act::Settle)]
-        {
+        let open = format!("{key}:=open");
+        let asked = |window, act| {
             let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
-            let reservations =
-                Reservations { key: format!("{key}:=open"), member: member.clone(), held_for: 1 };
-            let reservations = (!matches!(act, Act::Charge)).then_some(reservations);
-            let asked = [Asked { key: key.clone(), rule, cost: 1, act, reservations, owed: None }];
-            let fill = |command: &mut Cmd| fill(command, &asked, Duration::ZERO);
-            let reply = self.script.run(connection, Asking::No, fill).await?;
-            if reply.len() != REPLIED {
+            let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
+            Asked { key: key.clone(), rule, cost: 1, act, reservations: Some(reservations), owed: None }
+        };
+        // What settles finds the count of the first, what reserves a longer window
+        // than its own: with the deletion every command of the script is run.
+        let first = [asked(1000, Act::Charge)];
+        let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
+        for asked in [&first[..], &second] {
+            let fill = |command: &mut Cmd| fill(command, asked, Duration::ZERO);
+            if self.script.run(connection, Asking::No, fill).await?.len() != REPLIED * asked.len() {
                 return Err(unexpected_reply());
             }
         }
-        redis::cmd("DEL").arg(&key).query_async(connection).await
+        redis::cmd("DEL").arg(&[key, open]).query_async(connection).await
     }
 }
 

@@ -63,7 +63,8 @@ local function read(rule, key)
     value, state.left = false, 0
     rule.algorithm.read(rule, state, false)
   end
-  state.runs, state.ttl = value and true or false, ttl
+  state.runs = value and true or false
+  state.lasts = state.runs and ttl == -1
   return state
 end
 
@@ -148,7 +149,7 @@ for i = 1, counters do
       state.left = rule.window
       redis.call('PEXPIRE', rule.key, text(state.left))
     end
-  elseif state.ttl == -1 then
+  elseif state.lasts or state.converted then
     rule.algorithm.write(rule, rule.key, state)
   end
 
@@ -191,11 +192,7 @@ for i = 1, counters do
   if act == 'u' then
     if state.runs and not state.blocked then
       rule.algorithm.give_back(rule, state, cost, rule.charged_left)
-      if state.current == 0 and state.previous == 0 and rule.letter ~= 'f' then
-        redis.call('DEL', rule.key)
-      else
-        rule.algorithm.write(rule, rule.key, state)
-      end
+      rule.algorithm.write(rule, rule.key, state)
     end
   elseif cost > 0 and state.verdict == 'admit' and (admitted or act == 's') then
     if act == 'r' then

@@ -23,8 +23,9 @@ algorithms.s = {
     end
     local current, previous = stored[3], stored[4]
     if stored[1] ~= window then
-      -- The window is another one now. What it had counted counts on.
+      -- The window is another one now. What it had counted counts on, from now.
       current, previous = math.min(current + previous, MAX_EXACT), 0
+      state.converted = true
     elseif stored[2] > index then
       -- The clock went back, the window has not.
       index = stored[2]
@@ -43,6 +44,7 @@ algorithms.s = {
   weight = function(_, cost) return cost end,
 
   write = function(rule, key, state)
+    if state.current == 0 and state.previous == 0 then return redis.call('DEL', key) end
     local value = { text(rule.window), text(state.index), text(state.current), text(state.previous) }
     local left = state.left + (state.current > 0 and rule.window or 0)
     redis.call('SET', key, table.concat(value, ':'), 'PX', text(left))

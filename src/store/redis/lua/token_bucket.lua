@@ -30,6 +30,7 @@ algorithms.b = {
   weight = function(rule, cost) return cost * rule.window end,
 
   write = function(rule, key, state)
+    if state.current == 0 then return redis.call('DEL', key) end
     local value = { text(rule.window), text(state.current), text(state.at) }
     local left = quotient_up(state.current, rule.refill) + (state.at - now())
     redis.call('SET', key, table.concat(value, ':'), 'PX', text(left))

@@ -51,7 +51,8 @@ end
 --                                none; false if it is not one that we write
 --   used(rule, state)            how much of the limit that is
 --   weight(rule, cost)           a cost in the unit of a count
---   write(rule, key, state)      stores it, with its expiry
+--   write(rule, key, state)      stores it, with its expiry; deletes what means
+--                                nothing
 --   give_back(rule, state, cost, left)   the state after a refund
 --   owe(rule, state, debt)       a debt as of now; answers for how many
 --                                milliseconds it means anything
