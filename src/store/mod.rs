@@ -59,7 +59,9 @@
 //!
 //! [`redis_cluster`](crate::RateLimiterBuilder::redis_cluster) takes some nodes and
 //! finds the others, with `CLUSTER SLOTS`. The tests run on three masters of Redis
-//! 7.0. The user needs `+cluster|slots` and `+asking` as well.
+//! 7.0. The user needs `+cluster|slots` and `+asking` as well. With `rediss://` all
+//! nodes are asked over TLS: set `tls-cluster yes`, or Redis 7.0 does not tell its
+//! ports.
 //!
 //! **Each master by itself.** There is one connection to each, and each is lost and
 //! comes back as a single server does: while it is gone the checks of its slots fall

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use redis::{Cmd, RedisResult};
+use redis::{Cmd, RedisError, RedisResult};
 use tokio::time::Instant;
 
 use super::cluster::{self, Guide};
@@ -55,14 +55,25 @@ impl Way {
         };
         let Some(guide) = &self.guide else { return Err(error::classify(&error)) };
         let is_late = Instant::now() >= self.until;
-        let Some(asking) = cluster::asking(&error).filter(|_| !is_late) else {
-            return Err(guide.classify(&error));
-        };
+        match cluster::asking(&error).filter(|_| !is_late) {
+            // Boxed, for it is rare and would double what each check holds.
+            Some(asking) => Box::pin(self.follow(guide, &error, asking, &request)).await,
+            None => Err(guide.classify(&error)),
+        }
+    }
+
+    async fn follow(
+        &self,
+        guide: &Guide,
+        redirect: &RedisError,
+        asking: Asking,
+        request: &Request,
+    ) -> Result<Vec<i64>, StoreError> {
         // The node is there; who it names may not be.
         if let Some(node) = self.hop.node() {
             node.link.answered();
         }
-        let hop = guide.follow(&error, &self.hop, self.until).await?;
+        let hop = guide.follow(redirect, &self.hop, self.until).await?;
         let hop = self.landed.get_or_init(|| hop);
         request.on(hop, asking).await.map_err(|error| guide.classify(&error))
     }
