@@ -347,7 +347,7 @@ impl Act {
 }
 
 /// One policy's part in a check.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) rule: Rule,
     /// 0 charges nothing and is refused exactly when 1 would be.

@@ -170,30 +170,33 @@ async fn a_counter_is_capped_to_the_window_and_a_block_is_not() {
 
 #[tokio::test]
 async fn a_key_whose_ttl_reads_0_has_ended() {
-    const SCRIPT: &str = concat!(
+    const CHECK: &str = concat!(
         include_str!("../../src/store/redis/lua/values.lua"),
         include_str!("../../src/store/redis/lua/fixed_window.lua"),
         include_str!("../../src/store/redis/lua/check.lua"),
     );
+    const FIXED_CHARGES: &str = include_str!("../../src/store/redis/lua/fixed_charges.lua");
     let redis = Redis::start();
-    // Within one script a key can be read past its end.
-    let past_its_end = format!(
-        "local function body()\n{SCRIPT}\nend
-         redis.call('SET', KEYS[1], ARGV[9], 'PX', 2)
-         repeat until redis.call('PTTL', KEYS[1]) == 0
-         local stale = redis.call('GET', KEYS[1])
-         local before = body()
-         return {{ stale, before[1], before[3], redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]) }}"
-    );
-    for stale in ["3", "9100000000000000000"] {
-        let rule = ["1", "0", "fc", "3", "60000", "90000", "1", "1"];
-        let args: Vec<&str> =
-            ["EVAL", &past_its_end, "1", "http:rl:ann"].into_iter().chain(rule).chain([stale]).collect();
-        let reply = redis.server.command(&args).array();
-        assert_eq!(reply[0].clone().text().as_deref(), Some(stale), "it could still be read");
-        assert_eq!((reply[1].clone().int(), reply[2].clone().int()), (0, 0), "nothing ran before");
-        assert_eq!(reply[3].clone().text().as_deref(), Some("1"), "a window of its own has started");
-        assert!((59_000..=60_000).contains(&reply[4].clone().int()), "{reply:?}");
+    for script in [CHECK, FIXED_CHARGES] {
+        // Within one script a key can be read past its end.
+        let past_its_end = format!(
+            "local function body()\n{script}\nend
+             redis.call('SET', KEYS[1], ARGV[9], 'PX', 2)
+             repeat until redis.call('PTTL', KEYS[1]) == 0
+             local stale = redis.call('GET', KEYS[1])
+             local before = body()
+             return {{ stale, before[1], before[3], redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1]) }}"
+        );
+        for stale in ["3", "9100000000000000000"] {
+            let rule = ["1", "0", "fc", "3", "60000", "90000", "1", "1"];
+            let args: Vec<&str> =
+                ["EVAL", &past_its_end, "1", "http:rl:ann"].into_iter().chain(rule).chain([stale]).collect();
+            let reply = redis.server.command(&args).array();
+            assert_eq!(reply[0].clone().text().as_deref(), Some(stale), "it could still be read");
+            assert_eq!((reply[1].clone().int(), reply[2].clone().int()), (0, 0), "nothing ran before");
+            assert_eq!(reply[3].clone().text().as_deref(), Some("1"), "a window of its own has started");
+            assert!((59_000..=60_000).contains(&reply[4].clone().int()), "{reply:?}");
+        }
     }
 }
 

@@ -55,6 +55,14 @@ pub(crate) struct Asked {
     pub(crate) owed: Option<Owed>,
 }
 
+impl Asked {
+    /// Whether it is a charge of a fixed window, and nothing else.
+    fn is_plain(&self) -> bool {
+        let is_charge = self.rule.kind == Kind::FixedWindow && self.act == Act::Charge;
+        is_charge && self.reservations.is_none() && self.owed.is_none()
+    }
+}
+
 /// Where the open reservations of a counter are, and the one that is meant.
 #[derive(Clone, Debug)]
 pub(crate) struct Reservations {
@@ -370,6 +378,23 @@ impl fmt::Debug for RedisStore {
     }
 }
 
+/// The scripts of a server.
+struct Scripts {
+    check: Script,
+    fixed_charges: Script,
+}
+
+impl Scripts {
+    fn new() -> Self {
+        Self { check: Script::new(script::CHECK), fixed_charges: Script::new(script::FIXED_CHARGES) }
+    }
+
+    /// The quickest one that can play a check.
+    fn of(&self, asked: &[Asked]) -> &Script {
+        if asked.iter().all(Asked::is_plain) { &self.fixed_charges } else { &self.check }
+    }
+}
+
 /// One of the places for checks under way. Given back however the check ends.
 struct Place(Arc<AtomicUsize>);
 
@@ -393,7 +418,7 @@ impl Drop for Place {
 /// decide. A ping would also be answered by a replica, by a server that
 /// is out of memory, and to a user that may not do what the script does.
 struct WriteProbe {
-    script: Arc<Script>,
+    scripts: Arc<Scripts>,
     namespace: String,
     deadline: Duration,
     /// In a cluster.
@@ -433,15 +458,17 @@ impl WriteProbe {
         let asked = |window, act| {
             let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
             let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
-            Asked { key: key.clone(), rule, cost: 1, act, reservations: Some(reservations), owed: None }
+            let reservations = (act != Act::Charge).then_some(reservations);
+            Asked { key: key.clone(), rule, cost: 1, act, reservations, owed: None }
         };
-        // What settles finds the count of the first, what reserves a longer window
+        // The two checks take one script each. What settles finds the count of the first, what reserves a longer window
         // than its own: with the deletion every command of the script is run.
         let first = [asked(1000, Act::Charge)];
         let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
         for asked in [&first[..], &second] {
             let fill = |command: &mut Cmd| fill(command, asked, Duration::ZERO);
-            if self.script.run(connection, Asking::No, fill).await?.len() != REPLIED * asked.len() {
+            if self.scripts.of(asked).run(connection, Asking::No, fill).await?.len() != REPLIED * asked.len()
+            {
                 return Err(unexpected_reply());
             }
         }

@@ -6,17 +6,16 @@ use std::time::Duration;
 
 use redis::{ConnectionInfo, RedisError};
 
-use super::WriteProbe;
 use super::cluster::Home;
 use super::connection::{Events, Link, Live};
-use super::script::{self, Script};
+use super::{Scripts, WriteProbe};
 use crate::store::StoreEvent;
 
 /// The only server, or one master of a cluster.
 pub(super) struct Node {
     pub(super) link: Link<WriteProbe>,
     /// Of this server: another one may have lost the text or not.
-    pub(super) check: Arc<Script>,
+    pub(super) scripts: Arc<Scripts>,
     /// Whether a redirect has led here since the last look at the cluster.
     pub(super) is_named: AtomicBool,
     is_gone: Arc<AtomicBool>,
@@ -38,12 +37,12 @@ impl Node {
         home: Option<Home>,
     ) -> Result<Self, RedisError> {
         let Common { namespace, deadline, events, generations } = common.clone();
-        let check = Arc::new(Script::new(script::CHECK));
+        let scripts = Arc::new(Scripts::new());
         let is_gone = Arc::default();
         let events = while_there(events, Arc::clone(&is_gone));
-        let probe = WriteProbe { script: check.clone(), namespace, deadline, home };
+        let probe = WriteProbe { scripts: scripts.clone(), namespace, deadline, home };
         let link = Link::new(target, deadline, probe, events, generations)?;
-        Ok(Self { link, check, is_named: AtomicBool::new(false), is_gone })
+        Ok(Self { link, scripts, is_named: AtomicBool::new(false), is_gone })
     }
 
     /// It has left the cluster: nothing more is told of it.
@@ -66,13 +65,13 @@ fn while_there(events: Events, is_gone: Arc<AtomicBool>) -> Events {
 #[derive(Clone)]
 pub(super) struct Hop {
     node: Weak<Node>,
-    pub(super) check: Arc<Script>,
+    pub(super) scripts: Arc<Scripts>,
     pub(super) live: Live,
 }
 
 impl Hop {
     pub(super) fn new(node: &Arc<Node>, live: Live) -> Self {
-        Self { node: Arc::downgrade(node), check: node.check.clone(), live }
+        Self { node: Arc::downgrade(node), scripts: node.scripts.clone(), live }
     }
 
     /// `None` when nobody uses it any more.

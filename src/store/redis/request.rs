@@ -23,7 +23,7 @@ impl Request {
         match self {
             Self::Charge(asked) => {
                 let fill = |command: &mut Cmd| fill(command, asked, hop.live.server_now());
-                hop.check.run(&mut connection, asking, fill).await
+                hop.scripts.of(asked).run(&mut connection, asking, fill).await
             }
             Self::Forget(keys) => {
                 let mut command = redis::cmd("DEL");

@@ -21,6 +21,10 @@ pub(super) const CHECK: &str = concat!(
     include_str!("lua/check.lua"),
 );
 
+/// The same for what [`CHECK`] is asked most often: charges of fixed windows,
+/// with nothing owed and nothing reserved.
+pub(super) const FIXED_CHARGES: &str = include_str!("lua/fixed_charges.lua");
+
 /// How long a check waits for another one to send the script before it sends
 /// the script itself: the other may have been dropped or be held unpolled.
 const PATIENCE: Duration = Duration::from_millis(20);

@@ -16,21 +16,21 @@ algorithms.s = {
   read = function(rule, state, value)
     local window = rule.window
     local index = quotient(now(), window)
-    local stored = { window, index, 0, 0 }
+    local was_window, was_index, current, previous = window, index, 0, 0
     if value then
-      stored = numbers(value, 4)
-      if not stored or stored[1] == 0 then return false end
+      local w, i, c, p = string.match(value, '^(%d+):(%d+):(%d+):(%d+)$')
+      was_window, was_index, current, previous = tonumber(w), tonumber(i), tonumber(c), tonumber(p)
+      if not exact(was_window, was_index, current, previous) or was_window == 0 then return false end
     end
-    local current, previous = stored[3], stored[4]
-    if stored[1] ~= window then
+    if was_window ~= window then
       -- The window is another one now. What it had counted counts on, from now.
       current, previous = math.min(current + previous, MAX_EXACT), 0
       state.converted = true
-    elseif stored[2] > index then
+    elseif was_index > index then
       -- The clock went back, the window has not.
-      index = stored[2]
-    elseif stored[2] < index then
-      current, previous = 0, stored[2] == index - 1 and current or 0
+      index = was_index
+    elseif was_index < index then
+      current, previous = 0, was_index == index - 1 and current or 0
     end
     state.index, state.current, state.previous = index, current, previous
     state.left = math.min((index + 1) * window - now(), window)

@@ -9,12 +9,12 @@ end
 
 algorithms.b = {
   read = function(rule, state, value)
-    local stored = { rule.window, 0, now() }
+    local window, level, at = rule.window, 0, now()
     if value then
-      stored = numbers(value, 3)
-      if not stored or stored[1] == 0 then return false end
+      local w, l, a = string.match(value, '^(%d+):(%d+):(%d+)$')
+      window, level, at = tonumber(w), tonumber(l), tonumber(a)
+      if not exact(window, level, at) or window == 0 then return false end
     end
-    local window, level, at = stored[1], stored[2], stored[3]
     if window ~= rule.window then
       -- As many tokens of the window that it is now.
       level = math.min(math.ceil(level / window * rule.window), MAX_EXACT)

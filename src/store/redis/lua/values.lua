@@ -33,15 +33,13 @@ local function counted(value)
   return tonumber(value)
 end
 
--- The numbers of a value like `12:0:7`, or nothing.
-local function numbers(value, n)
-  local found = {}
-  for part in string.gmatch(value .. ':', '([^:]*):') do
-    local number = counted(part)
-    if not number or number > MAX_EXACT then return nil end
-    found[#found + 1] = number
+-- Whether these are numbers that can be in a value of ours.
+local function exact(...)
+  for i = 1, select('#', ...) do
+    local number = select(i, ...)
+    if not number or number > MAX_EXACT then return false end
   end
-  return #found == n and found or nil
+  return true
 end
 
 -- Each algorithm by the letter of its rules. A state has `current` and
