@@ -8,38 +8,37 @@ mod cluster;
 mod connection;
 mod error;
 mod node;
+mod probe;
 mod request;
 mod script;
 mod target;
 #[cfg(feature = "tls")]
 mod tls;
+mod turn;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
 
+use self::cluster::Cluster;
 pub(crate) use self::cluster::Tag;
-use self::cluster::{Cluster, Home};
-use self::connection::{Events, Probe};
+use self::connection::Events;
 use self::node::{Common, Hop, Node};
 use self::request::{Request, Way};
-use self::script::{Asking, Script};
+use self::script::Script;
 pub(crate) use self::target::{Target, TargetError};
+use self::turn::Place;
+pub(crate) use self::turn::Turn;
 use crate::algorithm::{Act, Amount, Kind, Rule, State};
 use crate::clock::Millis;
 use crate::policy::{MAX_LIMIT, MAX_WINDOW};
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
-
-/// More checks than this at once are not sent but decided by the fallback.
-const MAX_WAITING: usize = 4096;
 
 /// One policy's part in a check on Redis.
 #[derive(Clone, Debug)]
@@ -229,7 +228,7 @@ impl RedisStore {
             let is_current = node.link.generation() == Some(live.generation);
             let generation = if is_current { latest } else { live.generation };
             let (hop, landed) = (Hop::new(&node, live), Arc::default());
-            Ok(Turn { hop, landed, generation, started, _place: place })
+            Ok(Turn { hop, landed, generation, started, place })
         };
         turn.await.inspect_err(|error| {
             (self.events)(&StoreEvent::Failed { error, latency: started.elapsed() });
@@ -345,29 +344,6 @@ impl RedisStore {
     }
 }
 
-/// One check's turn on a connection.
-pub(crate) struct Turn {
-    hop: Hop,
-    /// Where a redirect has led, if there was one.
-    landed: Arc<OnceLock<Hop>>,
-    generation: u64,
-    started: Instant,
-    _place: Place,
-}
-
-impl Turn {
-    /// Which connection it is on: a new one may be to a server that has lost
-    /// what the last one was told.
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// Where an answer is waited for.
-    fn hop(&self) -> &Hop {
-        self.landed.get().unwrap_or(&self.hop)
-    }
-}
-
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
@@ -392,87 +368,6 @@ impl Scripts {
     /// The quickest one that can play a check.
     fn of(&self, asked: &[Asked]) -> &Script {
         if asked.iter().all(Asked::is_plain) { &self.fixed_charges } else { &self.check }
-    }
-}
-
-/// One of the places for checks under way. Given back however the check ends.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(waiting: &Arc<AtomicUsize>) -> Result<Self, StoreError> {
-        let place = Self(waiting.clone());
-        if waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
-            return Err(StoreError::new(StoreErrorKind::Overload));
-        }
-        Ok(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Two checks like any other, on a key that is nobody's: what passes them can
-/// decide. A ping would also be answered by a replica, by a server that
-/// is out of memory, and to a user that may not do what the script does.
-struct WriteProbe {
-    scripts: Arc<Scripts>,
-    namespace: String,
-    deadline: Duration,
-    /// In a cluster.
-    home: Option<Home>,
-}
-
-impl Probe for WriteProbe {
-    async fn probe(&self, mut connection: MultiplexedConnection) -> Result<Duration, RedisError> {
-        // No policy name has a dot. In braces, for the reservations are in the
-        // same slot.
-        let stem = format!("{}.probe:rl:", self.namespace);
-        let key = match &self.home {
-            None => Some(format!("{stem}{{{:08x}}}", fastrand::u32(..))),
-            // A node without slots has no key to try it on.
-            Some(home) => home.key(&stem),
-        };
-        if let Some(key) = key {
-            match self.try_out(&mut connection, key).await {
-                // It would tell a check as well who has that slot by now.
-                Err(error) if self.home.is_some() && cluster::asking(&error).is_some() => {}
-                tried => tried?,
-            }
-        }
-        // The last one alone, for the first may have had to send the script. A
-        // server that is too far away answers a probe, and then no check in time.
-        let asked = redis::cmd("TIME");
-        let answer = timeout(self.deadline, asked.query_async(&mut connection)).await;
-        let (seconds, micros): (u64, u32) =
-            answer.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        Ok(Duration::from_secs(seconds) + Duration::from_micros(micros.into()))
-    }
-}
-
-impl WriteProbe {
-    async fn try_out(&self, connection: &mut MultiplexedConnection, key: String) -> Result<(), RedisError> {
-        let open = format!("{key}:=open");
-        let asked = |window, act| {
-            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
-            let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
-            let reservations = (act != Act::Charge).then_some(reservations);
-            Asked { key: key.clone(), rule, cost: 1, act, reservations, owed: None }
-        };
-        // The two checks take one script each. What settles finds the count of the first, what reserves a longer window
-        // than its own: with the deletion every command of the script is run.
-        let first = [asked(1000, Act::Charge)];
-        let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
-        for asked in [&first[..], &second] {
-            let fill = |command: &mut Cmd| fill(command, asked, Duration::ZERO);
-            if self.scripts.of(asked).run(connection, Asking::No, fill).await?.len() != REPLIED * asked.len()
-            {
-                return Err(unexpected_reply());
-            }
-        }
-        redis::cmd("DEL").arg(&[key, open]).query_async(connection).await
     }
 }
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use redis::{ConnectionInfo, RedisError};
 
+use super::Scripts;
 use super::cluster::Home;
 use super::connection::{Events, Link, Live};
-use super::{Scripts, WriteProbe};
+use super::probe::WriteProbe;
 use crate::store::StoreEvent;
 
 /// The only server, or one master of a cluster.
