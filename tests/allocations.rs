@@ -7,8 +7,10 @@ use std::net::IpAddr;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use tower::{Layer, Service};
+use tower_ratelimit::identity::Principal;
+use tower_ratelimit::rules::{Factor, Limit, LiveRules, Rule, RuleSet};
 use tower_ratelimit::{
     Charge, Key, Policy, Rate, RateLimitLayer, RateLimiter, middleware::RateLimitLayerBuilder,
 };
@@ -39,7 +41,8 @@ fn now<F: Future>(future: F) -> F::Output {
 
 fn request() -> Request<()> {
     let peer: IpAddr = "2001:db8:1:2::3".parse().unwrap();
-    Request::builder().extension(peer).body(()).unwrap()
+    let who = Principal::new().user("ann").plan("pro");
+    Request::builder().extension(peer).extension(who).body(()).unwrap()
 }
 
 fn builder() -> RateLimitLayerBuilder {
@@ -79,10 +82,51 @@ fn layer_and_check_do_not_allocate() {
 }
 
 #[test]
+fn rules_by_route_method_and_plan_do_not_allocate() {
+    let limit = |name| Limit::new(Policy::fixed_window(name, Rate::per_minute(1_000))).plan("pro", 5_000);
+    let rules = RuleSet::new()
+        .skip_path("/healthz")
+        .rule(Rule::route("/").method(Method::POST).limit(limit("write")))
+        .rule(
+            Rule::route("/{*rest}")
+                .or_route("/")
+                .plan("pro")
+                .limit(limit("read").factor(vip()))
+                .limit(limit("all")),
+        );
+    let limiter = RateLimiter::memory();
+    let live = LiveRules::new(&limiter, rules).unwrap();
+    let layer = || RateLimitLayer::builder(limiter.clone()).rules(live.clone());
+    assert_eq!(allocations_of(&layer().without_headers().build().unwrap()), 0);
+    // A second layer with these policies would need a mark in the request.
+    let limiter = RateLimiter::memory();
+    let live = LiveRules::new(&limiter, live.current()).unwrap();
+    let allocated = allocations_of(&RateLimitLayer::builder(limiter).rules(live).build().unwrap());
+    assert!((1..=4).contains(&allocated), "{allocated}");
+}
+
+fn vip() -> Factor {
+    Factor::times("vip", 2).users(["ann"])
+}
+
+#[test]
 fn headers_take_at_most_four_allocations() {
     // Two for the header map, one for each number that changes.
     let allocated = allocations_of(&builder().build().unwrap());
     assert!((1..=4).contains(&allocated), "{allocated}");
+}
+
+#[test]
+fn standard_fields_cost_those_who_ask_for_them() {
+    // The list of the policies, and for each field the text and its value.
+    let allocated = allocations_of(&builder().without_headers().standard_fields().build().unwrap());
+    assert!((1..=8).contains(&allocated), "{allocated}");
+}
+
+#[test]
+fn a_decision_is_small() {
+    let size = size_of::<tower_ratelimit::Decision>();
+    assert!(size <= 128, "{size} bytes");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The client's address: what is configured, and what it is counted as.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -314,6 +315,10 @@ impl Identify for ClientIp {
 
     fn first_part(&self) -> Option<Cow<'_, str>> {
         Some("ip".into())
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ip")
     }
 }
 

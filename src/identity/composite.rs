@@ -82,6 +82,10 @@ impl Identify for All {
     fn first_part(&self) -> Option<Cow<'_, str>> {
         self.0.first()?.first_part()
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        list(self.0.iter().map(|part| &**part), ", ", f)
+    }
 }
 
 impl fmt::Debug for All {
@@ -109,6 +113,12 @@ macro_rules! composite {
 
             fn first_part(&self) -> Option<Cow<'_, str>> {
                 self.0.first_part()
+            }
+
+            fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let ($($part,)+) = self;
+                let parts: &[&dyn Identify] = &[$($part),+];
+                list(parts.iter().copied(), ", ", f)
             }
         }
     };
@@ -192,6 +202,10 @@ impl Identify for FirstOf {
     fn client_ip(&self) -> Option<&ClientIp> {
         self.0.iter().find_map(|choice| choice.client_ip())
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        list(self.0.iter().map(|choice| &**choice), " | ", f)
+    }
 }
 
 impl fmt::Debug for FirstOf {
@@ -261,6 +275,25 @@ impl<I: Identify> Identify for Scoped<I> {
     fn first_part(&self) -> Option<Cow<'_, str>> {
         self.inner.first_part().map(|part| format!("{}={part}", self.kind).into())
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}=", self.kind)?;
+        self.inner.describe(f)
+    }
+}
+
+fn list<'p>(
+    parts: impl Iterator<Item = &'p dyn Identify>,
+    between: &str,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    for (i, part) in parts.enumerate() {
+        if i > 0 {
+            f.write_str(between)?;
+        }
+        part.describe(f)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

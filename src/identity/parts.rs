@@ -111,6 +111,14 @@ impl Identify for Header {
     fn first_part(&self) -> Option<Cow<'_, str>> {
         Some(self.kind.as_str().into())
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let secrecy = match &self.secrecy {
+            Secrecy::Readable => "header",
+            Secrecy::Hashed(_) => "secret-header",
+        };
+        write!(f, "{secrecy}:{}", self.name)
+    }
 }
 
 impl fmt::Debug for Header {
@@ -147,19 +155,26 @@ pub struct InvalidHeaderName(String);
 pub struct Extension<T> {
     read: Arc<Read<T>>,
     normalize: Option<Normalize>,
+    label: &'static str,
 }
 
 impl<T: Send + Sync + 'static> Extension<T> {
     /// `read` gets the name out of the extension, as a `&str` or a `String`
     /// turned `into()` a [`Cow`].
     pub fn new(read: impl Fn(&T) -> Option<Cow<'_, str>> + Send + Sync + 'static) -> Self {
-        Self { read: Arc::new(read), normalize: None }
+        Self { read: Arc::new(read), normalize: None, label: std::any::type_name::<T>() }
     }
 
     /// Rewrites the name before it is used, for example with
     /// `normalize::account`. Default: it is used byte for byte.
     pub fn normalize(mut self, normalize: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         self.normalize = Some(Arc::new(normalize));
+        self
+    }
+
+    /// What it is called where rules are shown. Default: the type's name.
+    pub fn called(mut self, label: &'static str) -> Self {
+        self.label = label;
         self
     }
 }
@@ -177,12 +192,16 @@ impl<T: Send + Sync + 'static> Identify for Extension<T> {
         }
         known(key.principal(name.as_bytes()))
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label)
+    }
 }
 
 // Derived, these would ask the same of `T`.
 impl<T> Clone for Extension<T> {
     fn clone(&self) -> Self {
-        Self { read: Arc::clone(&self.read), normalize: self.normalize.clone() }
+        Self { read: Arc::clone(&self.read), normalize: self.normalize.clone(), label: self.label }
     }
 }
 
@@ -198,9 +217,10 @@ impl<T> fmt::Debug for Extension<T> {
 /// Limits by the route pattern that matched: `route=/users/{id}`.
 ///
 /// The pattern and not the path: a client chooses among the spellings of a path
-/// and the values in it, and each would be a new allowance. Where no pattern is
-/// known (no route matched, the layer is outside the router, or the feature
-/// `axum` is off) all requests are `route=none`, which no pattern equals, as
+/// and the values in it, and each would be a new allowance. Without a router's
+/// pattern (no route matched, the layer is outside the router, or the feature
+/// `axum` is off) it is that of the [rule](crate::rules) which applies; without
+/// that too, all requests are `route=none`, which no pattern equals, as
 /// those start with a slash. So this is never missing.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -221,6 +241,10 @@ impl Identify for Route {
 
     fn first_part(&self) -> Option<Cow<'_, str>> {
         Some("route".into())
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("route")
     }
 }
 
@@ -252,6 +276,10 @@ impl Identify for Method {
 
     fn first_part(&self) -> Option<Cow<'_, str>> {
         Some("method".into())
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("method")
     }
 }
 
@@ -292,6 +320,10 @@ impl Identify for Host {
     fn first_part(&self) -> Option<Cow<'_, str>> {
         Some("host".into())
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("host")
+    }
 }
 
 /// A fixed part, the same for all requests: `<kind>=<value>`. Alone it is one
@@ -322,6 +354,10 @@ impl Identify for Constant {
 
     fn first_part(&self) -> Option<Cow<'_, str>> {
         Some(format!("{}={}", self.kind, self.value).into())
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "constant:{}={}", self.kind, self.value)
     }
 }
 

@@ -25,6 +25,7 @@ pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
 use self::settle::Reservation;
 pub use self::settle::Reserved;
+pub(crate) use self::settle::Settling;
 use crate::algorithm::{Act, Rule};
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
@@ -89,6 +90,7 @@ pub struct Charge {
     policy: PolicyHandle,
     key: Key,
     cost: u64,
+    listing: Listing,
     /// In place of the policy's.
     limit: Option<u64>,
     act: Act,
@@ -96,10 +98,27 @@ pub struct Charge {
     reservation: Option<Reservation>,
 }
 
+/// Whether a decision lists what each policy of the check made of it. A list
+/// costs an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    Never,
+    OnRefusal,
+    Always,
+}
+
 impl Charge {
     /// A charge of 1.
     pub fn new(policy: &PolicyHandle, key: Key) -> Self {
-        Self { policy: policy.clone(), key, cost: 1, limit: None, act: Act::Charge, reservation: None }
+        Self {
+            policy: policy.clone(),
+            key,
+            cost: 1,
+            limit: None,
+            act: Act::Charge,
+            reservation: None,
+            listing: Listing::Never,
+        }
     }
 
     /// Another limit for this identity, on the same count: a plan, or a customer
@@ -117,6 +136,10 @@ impl Charge {
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
         self
+    }
+
+    pub(crate) fn list(&mut self, listing: Listing) {
+        self.listing = listing;
     }
 
     pub(crate) fn policy(&self) -> &PolicyHandle {
@@ -267,25 +290,54 @@ impl RateLimiter {
         let paired = policies.len() > 1;
         let mut handles = ArrayVec::new();
         for policy in policies {
-            let Registration { handle, problem } = self.0.registry.register(policy, paired)?;
-            if let Some(problem) = problem {
-                // Not one of `problems`: it lasts as long as the layers do.
-                self.0.observers.tell(|observer| observer.misconfigured(&problem));
-            }
-            if let Some(block) = policy.block().filter(|block| *block < policy.rate().window()) {
-                let window = policy.rate().window();
-                tracing::warn!(
-                    policy = policy.name(),
-                    ?block,
-                    ?window,
-                    "block_for is shorter than the window and ends it early"
-                );
-            }
+            let handle = self.told(policy, self.0.registry.register(policy, paired)?);
             if handles.try_push(handle).is_err() {
                 return Err(BuildError::TooManyPolicies { count: policies.len() });
             }
         }
         Ok(handles)
+    }
+
+    /// Makes a policy known in place of another one of its name, which counts
+    /// `layers` layers of the same rules and no others.
+    pub(crate) fn renew(
+        &self,
+        policy: &Policy,
+        paired: bool,
+        replaced: Option<&PolicyHandle>,
+        layers: u32,
+        is_looser: bool,
+    ) -> Result<PolicyHandle, BuildError> {
+        // Shared with a layer that keeps the old rule, the name is not free.
+        let goes = replaced.filter(|known| known.policy() != policy && known.layers() <= layers);
+        let registration = self.0.registry.register_in_place_of(goes, policy, paired)?;
+        if let Some(replaced) = replaced.filter(|_| is_looser) {
+            registration.handle.pardon_before(self.0.clock.now(), replaced);
+        }
+        Ok(self.told(policy, registration))
+    }
+
+    fn told(&self, policy: &Policy, registration: Registration) -> PolicyHandle {
+        let Registration { handle, problem } = registration;
+        if let Some(problem) = problem {
+            // Not one of `problems`: it lasts as long as the layers do.
+            self.0.observers.tell(|observer| observer.misconfigured(&problem));
+        }
+        if let Some(block) = policy.block().filter(|block| *block < policy.rate().window()) {
+            let window = policy.rate().window();
+            tracing::warn!(
+                policy = policy.name(),
+                ?block,
+                ?window,
+                "block_for is shorter than the window and ends it early"
+            );
+        }
+        handle
+    }
+
+    /// Whether both are one limiter.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Charges 1 to 8 identities, all or none of them, and answers whether they
@@ -481,7 +533,18 @@ impl Inner {
                 deciding = i;
             }
         }
-        decision(&charges[deciding], answers[deciding], source, self.clock.now())
+        let now = self.clock.now();
+        let decided = decision(&charges[deciding], answers[deciding], source, now);
+        let is_listed = match charges[deciding].listing {
+            Listing::Never => false,
+            Listing::OnRefusal => is_refused,
+            Listing::Always => true,
+        };
+        if charges.len() == 1 || !is_listed {
+            return decided;
+        }
+        let each = charges.iter().zip(answers).map(|(charge, answer)| decision(charge, *answer, source, now));
+        Decision { each: Some(each.collect()), ..decided }
     }
 
     fn tell(&self, charge: &Charge, answer: &Answer, check_refused: bool, source: Source) {
@@ -544,6 +607,8 @@ fn decision(charge: &Charge, answer: Answer, source: Source, at: Millis) -> Deci
         source,
         shadow: policy.is_shadow(),
         counted: true,
+        window_ms: policy.quota_window_ms(),
+        each: None,
         at,
     }
 }

@@ -1,35 +1,20 @@
 //! How a layer is set up.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use arrayvec::ArrayVec;
 use http::{Method, StatusCode};
 
 use super::layer::RateLimitLayer;
-use super::shared::{Rule, Shared, Skip};
+use super::shared::{Shared, Skip};
+use crate::identity::missing::Missing;
 use crate::identity::{self, ClientIp, Identify, RequestHead};
-use crate::limiter::{BuildError, PolicyHandle, RateLimiter};
-use crate::policy::{MAX_POLICIES, Policy};
-use crate::response::{self, Fields, Json, Reply, ResetFormat};
-
-/// What happens to a request that does not say who is asking.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Missing {
-    /// It is limited by its address, found as
-    /// [`client_ip`](RateLimitLayerBuilder::client_ip) says.
-    #[default]
-    ByIp,
-    /// It is not limited by that policy. A client that can leave the identity
-    /// out is then not limited at all.
-    Skip,
-    /// It is answered with this status, 400 to 499, and an empty body.
-    Reject(StatusCode),
-    /// All such requests share one bucket.
-    Shared,
-}
+use crate::limiter::{BuildError, RateLimiter};
+use crate::policy::Policy;
+use crate::response::{Fields, Negotiated, Reply, ResetFormat};
+use crate::rules::{FixedRules, Limit, Rules, Who};
 
 /// Sets up a [`RateLimitLayer`].
 ///
@@ -69,7 +54,8 @@ pub enum Missing {
 #[must_use = "a layer is built by `build`"]
 pub struct RateLimitLayerBuilder {
     limiter: RateLimiter,
-    policies: Vec<(Policy, Option<Arc<dyn Identify>>)>,
+    limits: Vec<Limit>,
+    rules: Option<Arc<dyn Rules>>,
     identity: Option<Arc<dyn Identify>>,
     client_ip: Option<ClientIp>,
     missing: Missing,
@@ -77,6 +63,7 @@ pub struct RateLimitLayerBuilder {
     skip_ips: Vec<String>,
     charge_preflights: bool,
     headers: bool,
+    standard_fields: bool,
     reset: Option<ResetFormat>,
     reply: Option<Arc<dyn Reply>>,
     too_large: StatusCode,
@@ -88,7 +75,8 @@ impl RateLimitLayerBuilder {
     pub(super) fn new(limiter: RateLimiter) -> Self {
         Self {
             limiter,
-            policies: Vec::new(),
+            limits: Vec::new(),
+            rules: None,
             identity: None,
             client_ip: None,
             missing: Missing::default(),
@@ -96,6 +84,7 @@ impl RateLimitLayerBuilder {
             skip_ips: Vec::new(),
             charge_preflights: false,
             headers: true,
+            standard_fields: false,
             reset: None,
             reply: None,
             too_large: StatusCode::TOO_MANY_REQUESTS,
@@ -107,15 +96,27 @@ impl RateLimitLayerBuilder {
     /// Adds a policy for the layer's identity. A layer takes 1 to 8 with
     /// different names; a request is admitted only if all of them admit it, and
     /// refused by one it counts for none. Each charges a request 1.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policies.push((policy, None));
-        self
+    pub fn policy(self, policy: Policy) -> Self {
+        self.limit(Limit::new(policy))
     }
 
     /// Adds a policy with an identity of its own: 5 logins for an address and
     /// an account, and 50 for the address.
-    pub fn policy_by(mut self, policy: Policy, identity: impl Identify) -> Self {
-        self.policies.push((policy, Some(Arc::new(identity))));
+    pub fn policy_by(self, policy: Policy, identity: impl Identify) -> Self {
+        self.limit(Limit::new(policy).by(identity))
+    }
+
+    /// Adds a policy with everything that depends on the request: the identity,
+    /// the cost, plans, which responses count. See [`Limit`].
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// Has rules choose the policies of each request, in place of a fixed list;
+    /// see [`rules`](crate::rules).
+    pub fn rules(mut self, rules: impl Rules) -> Self {
+        self.rules = Some(Arc::new(rules));
         self
     }
 
@@ -185,13 +186,56 @@ impl RateLimitLayerBuilder {
         self
     }
 
+    /// Writes `RateLimit-Policy` and `RateLimit` as well, as in the 11th version of
+    /// the IETF's draft `draft-ietf-httpapi-ratelimit-headers`, which is not an RFC:
+    /// a later version of this crate may follow a later draft. Default: off; they
+    /// allocate, and few clients read them.
+    ///
+    /// Each lists every policy that has counted the request, so that none is hidden
+    /// by a tighter one:
+    ///
+    /// ```text
+    /// ratelimit-policy: "login";q=5;w=900, "login-ip";q=50;w=900
+    /// ratelimit: "login";r=3;t=412, "login-ip";r=48;t=412
+    /// ```
+    ///
+    /// `q` may be used in each `w` seconds; `r` is left for the next `t` seconds. On a
+    /// refusal `RateLimit` lists the policies that refuse, each with its own wait;
+    /// `retry-after` is the longest of them. Lines of the inner service are kept.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::{Router, body::Body, http::Request, routing::get};
+    /// use tower::ServiceExt;
+    /// use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
+    ///
+    /// let layer = RateLimitLayer::builder(RateLimiter::memory())
+    ///     .policy(Policy::fixed_window("http", Rate::per_minute(100)))
+    ///     .standard_fields()
+    ///     .build()?;
+    /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    ///
+    /// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// assert_eq!(response.headers()["ratelimit-policy"], r#""http";q=100;w=60"#);
+    /// assert_eq!(response.headers()["ratelimit"], r#""http";r=99;t=60"#);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn standard_fields(mut self) -> Self {
+        self.standard_fields = true;
+        self
+    }
+
     /// How `x-ratelimit-reset` is written. Default: seconds since 1970.
     pub fn reset_format(mut self, format: ResetFormat) -> Self {
         self.reset = Some(format);
         self
     }
 
-    /// Builds the response of a refusal, see [`Reply`]. Default: JSON.
+    /// Builds the response of a refusal, see [`Reply`]. Default: [`Negotiated`], as
+    /// the client can read it; [`Problem`](response::Problem) for problem details
+    /// always.
     pub fn reply(mut self, reply: impl Reply) -> Self {
         self.reply = Some(Arc::new(reply));
         self
@@ -225,13 +269,14 @@ impl RateLimitLayerBuilder {
     /// Names the setting that is not legal, or the two that exclude each other:
     /// [`BuildError::NoPolicy`], [`TooManyPolicies`](BuildError::TooManyPolicies),
     /// [`DuplicatePolicy`](BuildError::DuplicatePolicy),
+    /// [`DuplicatePlan`](BuildError::DuplicatePlan), [`Factor`](BuildError::Factor),
     /// [`Policy`](BuildError::Policy), [`Conflict`](BuildError::Conflict),
     /// [`ClusterIdentities`](BuildError::ClusterIdentities),
     /// [`Status`](BuildError::Status) or [`ClientIp`](BuildError::ClientIp).
     pub fn build(self) -> Result<RateLimitLayer, BuildError> {
         self.check()?;
-        let identities = self.identity.iter().chain(self.policies.iter().filter_map(|(_, own)| own.as_ref()));
-        let by_address = || identities.into_iter().find_map(|identity| identity.client_ip()).cloned();
+        let own = self.limits.iter().filter_map(Limit::identity);
+        let by_address = || self.identity.iter().chain(own).find_map(|who| who.client_ip()).cloned();
         let client_ip = self.client_ip.clone().or_else(by_address).unwrap_or_default();
         let mut skips = self.skips;
         if !self.skip_ips.is_empty() {
@@ -239,24 +284,28 @@ impl RateLimitLayerBuilder {
         }
         let identity = self.identity.unwrap_or_else(|| Arc::new(client_ip.clone()));
         if self.limiter.is_on_cluster() {
-            check_first_parts(&self.policies, &identity)?;
+            check_first_parts(&self.limits, &identity)?;
         }
-        let (policies, identities): (Vec<_>, Vec<_>) = self.policies.into_iter().unzip();
-        let handles: ArrayVec<PolicyHandle, MAX_POLICIES> = self.limiter.register(&policies)?;
-        let rule = |(policy, own): (PolicyHandle, Option<Arc<dyn Identify>>)| {
-            policy.count_layer();
-            let limit = response::number(policy.policy().rate().limit());
-            Rule { limit, identity: own.unwrap_or_else(|| identity.clone()), policy }
+        let rules: Arc<dyn Rules> = match self.rules {
+            Some(rules) => {
+                rules.join(&self.limiter)?;
+                rules
+            }
+            None => Arc::new(FixedRules::new(&self.limiter, self.limits)?),
+        };
+        let fields = Fields {
+            enabled: self.headers,
+            standard: self.standard_fields,
+            reset: self.reset.unwrap_or_default(),
         };
         Ok(RateLimitLayer::new(Shared {
-            rules: handles.into_iter().zip(identities).map(rule).collect(),
+            rules,
+            who: Who { identity, missing: self.missing, client_ip },
             limiter: self.limiter,
-            missing: self.missing,
-            client_ip,
             skips,
             charge_preflights: self.charge_preflights,
-            fields: Fields { enabled: self.headers, reset: self.reset.unwrap_or_default() },
-            reply: self.reply.unwrap_or_else(|| Arc::new(Json)),
+            fields,
+            reply: self.reply.unwrap_or_else(|| Arc::new(Negotiated)),
             too_large: self.too_large,
             decision_in_request: self.decision_in_request,
             decision_in_response: self.decision_in_response,
@@ -265,16 +314,14 @@ impl RateLimitLayerBuilder {
     }
 
     fn check(&self) -> Result<(), BuildError> {
-        if self.policies.is_empty() {
-            return Err(BuildError::NoPolicy);
-        }
-        if self.policies.len() > MAX_POLICIES {
-            return Err(BuildError::TooManyPolicies { count: self.policies.len() });
+        if self.rules.is_some() && !self.limits.is_empty() {
+            return Err(BuildError::Conflict { field: "rules", other: "policy or limit" });
         }
         if !self.headers && self.reset.is_some() {
             return Err(BuildError::Conflict { field: "reset_format", other: "without_headers" });
         }
-        if self.identity.is_some() && self.policies.iter().all(|(_, own)| own.is_some()) {
+        let is_used = self.rules.is_some() || self.limits.iter().any(|limit| limit.identity().is_none());
+        if self.identity.is_some() && !is_used && !self.limits.is_empty() {
             return Err(BuildError::Conflict { field: "identity", other: "policy_by for every policy" });
         }
         if let Missing::Reject(status) = self.missing
@@ -290,29 +337,24 @@ impl RateLimitLayerBuilder {
 }
 
 /// On a cluster the keys of one check share a slot only by their first part.
-fn check_first_parts(
-    policies: &[(Policy, Option<Arc<dyn Identify>>)],
-    shared: &Arc<dyn Identify>,
-) -> Result<(), BuildError> {
-    let declared: Vec<_> = policies
-        .iter()
-        .filter_map(|(policy, own)| Some((policy, own.as_ref().unwrap_or(shared).first_part()?)))
-        .collect();
+fn check_first_parts(limits: &[Limit], shared: &Arc<dyn Identify>) -> Result<(), BuildError> {
+    let part = |limit: &Limit| limit.identity().unwrap_or(shared).first_part().map(Cow::into_owned);
+    let declared: Vec<_> = limits.iter().filter_map(|limit| Some((limit.policy(), part(limit)?))).collect();
     let Some((policy, first)) = declared.first() else { return Ok(()) };
     match declared.iter().find(|(_, part)| part != first) {
         None => Ok(()),
         Some((other, other_first)) => Err(BuildError::ClusterIdentities {
             policy: policy.name().to_owned(),
-            first: first.to_string(),
+            first: first.clone(),
             other: other.name().to_owned(),
-            other_first: other_first.to_string(),
+            other_first: other_first.clone(),
         }),
     }
 }
 
 impl fmt::Debug for RateLimitLayerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let policies: Vec<_> = self.policies.iter().map(|(policy, _)| policy).collect();
+        let policies: Vec<_> = self.limits.iter().map(Limit::policy).collect();
         f.debug_struct("RateLimitLayerBuilder")
             .field("limiter", &self.limiter)
             .field("policies", &policies)

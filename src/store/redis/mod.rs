@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
 
@@ -48,6 +49,8 @@ pub(crate) struct Asked {
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
     pub(crate) act: Act,
+    /// Blocks with less than this left are over, see [`Rule::pardon`].
+    pub(crate) pardon: Millis,
     /// `None` where no reservations are kept.
     pub(crate) reservations: Option<Reservations>,
     /// What this replica has counted by itself and sends in front.
@@ -58,7 +61,7 @@ impl Asked {
     /// Whether it is a charge of a fixed window, and nothing else.
     fn is_plain(&self) -> bool {
         let is_charge = self.rule.kind == Kind::FixedWindow && self.act == Act::Charge;
-        is_charge && self.reservations.is_none() && self.owed.is_none()
+        is_charge && self.pardon == 0 && self.reservations.is_none() && self.owed.is_none()
     }
 }
 
@@ -405,7 +408,7 @@ fn fill(command: &mut Cmd, asked: &[Asked], server_now: Duration) {
 }
 
 fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
-    let Rule { kind, limit, window, block, enforced } = asked.rule;
+    let Rule { kind, limit, window, block, enforced, .. } = asked.rule;
     let algorithm = match kind {
         Kind::FixedWindow => 'f',
         Kind::SlidingWindow => 's',
@@ -417,8 +420,14 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
         Act::Settle => 's',
         Act::Refund { .. } => 'u',
     };
-    let form = [algorithm, act, 'o'].map(|letter| letter as u8);
-    command.arg(&form[..if asked.reservations.is_some() { 3 } else { 2 }]);
+    let keeps = asked.reservations.is_some().then_some('o');
+    let pardons = (asked.pardon > 0).then_some('p');
+    let form: ArrayVec<u8, 4> = [Some(algorithm), Some(act), keeps, pardons]
+        .into_iter()
+        .flatten()
+        .map(|letter| letter as u8)
+        .collect();
+    command.arg(&form[..]);
     // What is above the limit is too large, however far above.
     let cost = asked.cost.min(MAX_LIMIT + 1);
     command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
@@ -436,6 +445,9 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
     }
     if let Act::Refund { left } = asked.act {
         command.arg(left);
+    }
+    if asked.pardon > 0 {
+        command.arg(asked.pardon);
     }
 }
 

@@ -56,10 +56,11 @@ impl WriteProbe {
     async fn try_out(&self, connection: &mut MultiplexedConnection, key: String) -> Result<(), RedisError> {
         let open = format!("{key}:=open");
         let asked = |window, act| {
-            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
+            let rule =
+                Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true, pardon: 0 };
             let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
             let reservations = (act != Act::Charge).then_some(reservations);
-            Asked { key: key.clone(), rule, cost: 1, act, reservations, owed: None }
+            Asked { key: key.clone(), rule, cost: 1, act, pardon: 0, reservations, owed: None }
         };
         // The two checks take one script each. What settles finds the count of the first, what reserves a longer window
         // than its own: with the deletion every command of the script is run.

@@ -5,11 +5,14 @@
 
 mod browsers;
 mod gateway;
+mod grpc_service;
 mod http;
 mod limit;
 mod metrics;
 mod outage;
+mod reload;
 mod replicas;
+mod rules;
 mod settings;
 mod shutdown;
 #[path = "../../../../tests/support/mod.rs"]
