@@ -166,7 +166,7 @@ async fn a_redirect_to_a_node_that_hangs_costs_the_deadline_and_its_connection_o
     for used in 1..=6 {
         let started = Instant::now();
         assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Local);
-        assert!(started.elapsed() < ms(200), "{:?}", started.elapsed());
+        assert!(started.elapsed() < ms(1000), "{:?}", started.elapsed());
         let other = hit(&limiter, &http, here.as_ref().unwrap()).await;
         assert_eq!((other.source(), other.used()), (Source::Redis, used), "the node that redirects goes on");
     }
