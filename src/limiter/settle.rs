@@ -124,7 +124,7 @@ impl RateLimiter {
         let left = i64::try_from(end).unwrap_or(i64::MAX) - i64::try_from(self.0.clock.now()).unwrap_or(0);
         let charges = Charges::from_iter([Charge { act: Act::Refund { left }, ..charge.clone() }]);
         let was_redis = decision.source() == Source::Redis;
-        if !was_redis && !self.is_connected() {
+        if !was_redis && !self.can_ask_redis(charge) {
             let _ = self.0.decide_locally(&charges, self.0.clock.now());
         } else if self.begin(&charges).await.source() != Source::Redis {
             // What Redis has charged is not given back by this process.

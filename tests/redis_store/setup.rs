@@ -148,3 +148,29 @@ impl Dice {
         self.0 % sides
     }
 }
+
+/// Each scenario in memory and on Redis, with policies of one algorithm.
+macro_rules! on_both_stores {
+    ($of:ident: $($scenario:ident)*) => {
+        mod $of {
+            mod in_memory {
+                use tower_ratelimit::RateLimiter;
+                $(#[tokio::test]
+                async fn $scenario() {
+                    super::super::$scenario(RateLimiter::memory(), crate::setup::$of).await;
+                })*
+            }
+
+            mod on_redis {
+                use crate::setup::Redis;
+                $(#[tokio::test]
+                async fn $scenario() {
+                    let redis = Redis::start();
+                    super::super::$scenario(redis.limiter(), crate::setup::$of).await;
+                })*
+            }
+        }
+    };
+}
+
+pub(crate) use on_both_stores;
