@@ -127,6 +127,23 @@ impl Decision {
         self.each.as_deref().unwrap_or(std::slice::from_ref(self))
     }
 
+    /// What is told of an admitted request after some of its charges were settled:
+    /// of these, the numbers since then.
+    pub(crate) fn after(self, settled: Self) -> Self {
+        let each = self.each.as_ref().map(|before| {
+            let now =
+                |part: &Self| settled.each_policy().iter().find(|since| since.policy == part.policy).cloned();
+            before
+                .iter()
+                .map(|part| Self { each: None, ..now(part).unwrap_or_else(|| part.clone()) })
+                .collect()
+        });
+        // Given back, there is more left than was told at admission, unless
+        // another policy has less.
+        let is_shown = settled.policy == self.policy || settled.is_tighter_than(&self);
+        Self { each, ..if is_shown { settled } else { self } }
+    }
+
     /// The policies that refuse a request, each with its own wait.
     pub(crate) fn violated(&self) -> impl Iterator<Item = &Self> {
         self.each_policy().iter().filter(|part| !part.shadow && part.outcome.refusal.is_some())

@@ -336,6 +336,7 @@ mod policy;
 #[cfg(all(doctest, feature = "axum", feature = "redis"))]
 mod readme;
 pub mod response;
+pub mod rules;
 pub mod settings;
 pub mod store;
 #[cfg(feature = "test-util")]

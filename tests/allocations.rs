@@ -7,8 +7,10 @@ use std::net::IpAddr;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use tower::{Layer, Service};
+use tower_ratelimit::identity::Principal;
+use tower_ratelimit::rules::{Factor, Limit, LiveRules, Rule, RuleSet};
 use tower_ratelimit::{
     Charge, Key, Policy, Rate, RateLimitLayer, RateLimiter, middleware::RateLimitLayerBuilder,
 };
@@ -39,7 +41,8 @@ fn now<F: Future>(future: F) -> F::Output {
 
 fn request() -> Request<()> {
     let peer: IpAddr = "2001:db8:1:2::3".parse().unwrap();
-    Request::builder().extension(peer).body(()).unwrap()
+    let who = Principal::new().user("ann").plan("pro");
+    Request::builder().extension(peer).extension(who).body(()).unwrap()
 }
 
 fn builder() -> RateLimitLayerBuilder {
@@ -76,6 +79,34 @@ fn a_check_by_hand_does_not_allocate() {
 #[test]
 fn layer_and_check_do_not_allocate() {
     assert_eq!(allocations_of(&builder().without_headers().build().unwrap()), 0);
+}
+
+#[test]
+fn rules_by_route_method_and_plan_do_not_allocate() {
+    let limit = |name| Limit::new(Policy::fixed_window(name, Rate::per_minute(1_000))).plan("pro", 5_000);
+    let rules = RuleSet::new()
+        .skip_path("/healthz")
+        .rule(Rule::route("/").method(Method::POST).limit(limit("write")))
+        .rule(
+            Rule::route("/{*rest}")
+                .or_route("/")
+                .plan("pro")
+                .limit(limit("read").factor(vip()))
+                .limit(limit("all")),
+        );
+    let limiter = RateLimiter::memory();
+    let live = LiveRules::new(&limiter, rules).unwrap();
+    let layer = || RateLimitLayer::builder(limiter.clone()).rules(live.clone());
+    assert_eq!(allocations_of(&layer().without_headers().build().unwrap()), 0);
+    // A second layer with these policies would need a mark in the request.
+    let limiter = RateLimiter::memory();
+    let live = LiveRules::new(&limiter, live.current()).unwrap();
+    let allocated = allocations_of(&RateLimitLayer::builder(limiter).rules(live).build().unwrap());
+    assert!((1..=4).contains(&allocated), "{allocated}");
+}
+
+fn vip() -> Factor {
+    Factor::times("vip", 2).users(["ann"])
 }
 
 #[test]

@@ -26,6 +26,9 @@ pub(crate) struct Rule {
     pub(crate) block: Millis,
     /// Whether a refusal refuses the request.
     pub(crate) enforced: bool,
+    /// Blocks that end before this moment were started by a stricter rule, which
+    /// this one has replaced: they are over. 0: none is.
+    pub(crate) pardon: Millis,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -119,7 +122,7 @@ impl Rule {
             }
         };
         let window = policy.rate().window_ms();
-        Self { kind, limit, window, block: policy.block_ms(), enforced: !policy.is_shadow() }
+        Self { kind, limit, window, block: policy.block_ms(), enforced: !policy.is_shadow(), pardon: 0 }
     }
 
     /// The same rule with another limit; the burst of a bucket changes with it.
@@ -170,7 +173,7 @@ impl Rule {
                 Kind::SlidingWindow => sliding_window::at(self, amount, mark, now),
                 Kind::TokenBucket { refill } => token_bucket::at(refill, amount, mark, now),
             },
-            State::Blocked { until } if now < until => state,
+            State::Blocked { until } if now < until && until >= self.pardon => state,
             State::Idle | State::Blocked { .. } => State::Idle,
         }
     }

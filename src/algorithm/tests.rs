@@ -32,7 +32,7 @@ pub(crate) fn line(rule: Rule, cost: u64, state: State) -> Line {
 }
 
 pub(crate) fn fixed(limit: u64, window: Millis, block: Millis) -> Rule {
-    Rule { kind: Kind::FixedWindow, limit, window, block, enforced: true }
+    Rule { kind: Kind::FixedWindow, limit, window, block, enforced: true, pardon: 0 }
 }
 
 pub(crate) fn counting(count: u64, mark: Millis) -> State {
@@ -65,7 +65,7 @@ pub(crate) fn rule() -> impl Strategy<Value = Rule> {
                 1 => (Kind::SlidingWindow, limit),
                 _ => (Kind::TokenBucket { refill }, limit.min(MAX_LIMIT / window)),
             };
-            Rule { kind, limit, window, block, enforced }
+            Rule { kind, limit, window, block, enforced, pardon: 0 }
         },
     )
 }

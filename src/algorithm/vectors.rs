@@ -36,7 +36,7 @@ pub(crate) fn play_all<P: Player>(mut player: impl FnMut(Rule) -> P) -> usize {
         // Tokens that never come back are no tokens.
         let limit = if kind == (Kind::TokenBucket { refill: 0 }) { 0 } else { limit };
         let (window, block) = (number("window_ms").unwrap(), number("block_ms").unwrap_or(0));
-        let rule = Rule { kind, limit, window, block, enforced: true };
+        let rule = Rule { kind, limit, window, block, enforced: true, pardon: 0 };
         let mut player = player(rule);
         for step in vector["steps"].as_array().unwrap() {
             let now = step["t"].as_u64().unwrap();

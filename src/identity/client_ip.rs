@@ -1,5 +1,6 @@
 //! The client's address: what is configured, and what it is counted as.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -309,6 +310,10 @@ impl Identify for ClientIp {
 
     fn client_ip(&self) -> Option<&Self> {
         Some(self)
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ip")
     }
 }
 

@@ -77,6 +77,10 @@ impl Identify for All {
     fn client_ip(&self) -> Option<&ClientIp> {
         self.0.iter().find_map(|part| part.client_ip())
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        list(self.0.iter().map(|part| &**part), ", ", f)
+    }
 }
 
 impl fmt::Debug for All {
@@ -100,6 +104,12 @@ macro_rules! composite {
                 let ($($part,)+) = self;
                 let parts: &[&dyn Identify] = &[$($part),+];
                 parts.iter().find_map(|part| part.client_ip())
+            }
+
+            fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let ($($part,)+) = self;
+                let parts: &[&dyn Identify] = &[$($part),+];
+                list(parts.iter().copied(), ", ", f)
             }
         }
     };
@@ -183,6 +193,10 @@ impl Identify for FirstOf {
     fn client_ip(&self) -> Option<&ClientIp> {
         self.0.iter().find_map(|choice| choice.client_ip())
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        list(self.0.iter().map(|choice| &**choice), " | ", f)
+    }
 }
 
 impl fmt::Debug for FirstOf {
@@ -248,6 +262,25 @@ impl<I: Identify> Identify for Scoped<I> {
     fn client_ip(&self) -> Option<&ClientIp> {
         self.inner.client_ip()
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}=", self.kind)?;
+        self.inner.describe(f)
+    }
+}
+
+fn list<'p>(
+    parts: impl Iterator<Item = &'p dyn Identify>,
+    between: &str,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    for (i, part) in parts.enumerate() {
+        if i > 0 {
+            f.write_str(between)?;
+        }
+        part.describe(f)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ pub struct RequestHead<'a> {
     uri: &'a Uri,
     headers: &'a HeaderMap,
     extensions: &'a Extensions,
+    /// The pattern of the rule that applies.
+    pattern: Option<&'a str>,
 }
 
 impl<'a> RequestHead<'a> {
@@ -24,6 +26,7 @@ impl<'a> RequestHead<'a> {
             uri: request.uri(),
             headers: request.headers(),
             extensions: request.extensions(),
+            pattern: None,
         }
     }
 
@@ -62,14 +65,25 @@ impl<'a> RequestHead<'a> {
         self.extensions
     }
 
-    /// The route pattern that matched, as in `/users/{id}` (axum, with the
-    /// feature `axum`). `None` where no router has matched yet.
+    /// The route pattern that matched, as in `/users/{id}`: the router's (axum,
+    /// with the feature `axum`), or else that of the [rule](crate::rules) which
+    /// applies. `None` where neither is known.
     #[must_use]
     pub fn route(&self) -> Option<&'a str> {
+        self.matched_path().or(self.pattern)
+    }
+
+    /// What a router has matched.
+    pub(crate) fn matched_path(&self) -> Option<&'a str> {
         #[cfg(feature = "axum")]
         return self.extensions.get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str);
         #[cfg(not(feature = "axum"))]
         None
+    }
+
+    /// The same request, to which the rule with this pattern applies.
+    pub(crate) fn under(self, pattern: Option<&'a str>) -> Self {
+        Self { pattern, ..self }
     }
 
     /// The address of the other end of the connection: axum's `ConnectInfo`,

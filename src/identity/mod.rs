@@ -10,13 +10,16 @@ mod composite;
 mod explain;
 mod forwarded;
 mod head;
+pub(crate) mod missing;
 #[cfg(feature = "unicode")]
 pub mod normalize;
 mod parts;
+mod principal;
 mod ranges;
 mod skip;
 mod walk;
 
+use std::fmt;
 use std::sync::Arc;
 
 pub(crate) use self::client_ip::IPV6_PREFIXES;
@@ -25,6 +28,7 @@ pub use self::composite::{All, FirstOf, Scoped};
 pub use self::explain::{Explanation, Hop, HopVerdict};
 pub use self::head::RequestHead;
 pub use self::parts::{Constant, Extension, Header, Host, InvalidHeaderName, Method, Route};
+pub use self::principal::{Account, Principal};
 pub(crate) use self::skip::from_ranges;
 
 use crate::key::KeyBuilder;
@@ -56,6 +60,22 @@ pub trait Identify: Send + Sync + 'static {
     /// needs one. Default: it has not.
     fn client_ip(&self) -> Option<&ClientIp> {
         None
+    }
+
+    /// Which identity this is, in a word or two: `ip`, `global=ip, account`.
+    /// Shown where rules are, and part of their digest; two identities that read
+    /// different things should not be called the same. Default: the type's name.
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::any::type_name::<Self>())
+    }
+}
+
+/// Shows what an identity calls itself.
+pub(crate) struct Described<'a>(pub(crate) &'a dyn Identify);
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.describe(f)
     }
 }
 
@@ -89,6 +109,10 @@ impl Identify for Box<dyn Identify> {
     fn client_ip(&self) -> Option<&ClientIp> {
         (**self).client_ip()
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).describe(f)
+    }
 }
 
 impl<I: Identify + ?Sized> Identify for Arc<I> {
@@ -98,6 +122,10 @@ impl<I: Identify + ?Sized> Identify for Arc<I> {
 
     fn client_ip(&self) -> Option<&ClientIp> {
         (**self).client_ip()
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).describe(f)
     }
 }
 

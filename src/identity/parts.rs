@@ -107,6 +107,14 @@ impl Identify for Header {
         };
         known(key)
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let secrecy = match &self.secrecy {
+            Secrecy::Readable => "header",
+            Secrecy::Hashed(_) => "secret-header",
+        };
+        write!(f, "{secrecy}:{}", self.name)
+    }
 }
 
 impl fmt::Debug for Header {
@@ -143,19 +151,26 @@ pub struct InvalidHeaderName(String);
 pub struct Extension<T> {
     read: Arc<Read<T>>,
     normalize: Option<Normalize>,
+    label: &'static str,
 }
 
 impl<T: Send + Sync + 'static> Extension<T> {
     /// `read` gets the name out of the extension, as a `&str` or a `String`
     /// turned `into()` a [`Cow`].
     pub fn new(read: impl Fn(&T) -> Option<Cow<'_, str>> + Send + Sync + 'static) -> Self {
-        Self { read: Arc::new(read), normalize: None }
+        Self { read: Arc::new(read), normalize: None, label: std::any::type_name::<T>() }
     }
 
     /// Rewrites the name before it is used, for example with
     /// `normalize::account`. Default: it is used byte for byte.
     pub fn normalize(mut self, normalize: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         self.normalize = Some(Arc::new(normalize));
+        self
+    }
+
+    /// What it is called where rules are shown. Default: the type's name.
+    pub fn called(mut self, label: &'static str) -> Self {
+        self.label = label;
         self
     }
 }
@@ -173,12 +188,16 @@ impl<T: Send + Sync + 'static> Identify for Extension<T> {
         }
         known(key.principal(name.as_bytes()))
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.label)
+    }
 }
 
 // Derived, these would ask the same of `T`.
 impl<T> Clone for Extension<T> {
     fn clone(&self) -> Self {
-        Self { read: Arc::clone(&self.read), normalize: self.normalize.clone() }
+        Self { read: Arc::clone(&self.read), normalize: self.normalize.clone(), label: self.label }
     }
 }
 
@@ -194,9 +213,10 @@ impl<T> fmt::Debug for Extension<T> {
 /// Limits by the route pattern that matched: `route=/users/{id}`.
 ///
 /// The pattern and not the path: a client chooses among the spellings of a path
-/// and the values in it, and each would be a new allowance. Where no pattern is
-/// known (no route matched, the layer is outside the router, or the feature
-/// `axum` is off) all requests are `route=none`, which no pattern equals, as
+/// and the values in it, and each would be a new allowance. Without a router's
+/// pattern (no route matched, the layer is outside the router, or the feature
+/// `axum` is off) it is that of the [rule](crate::rules) which applies; without
+/// that too, all requests are `route=none`, which no pattern equals, as
 /// those start with a slash. So this is never missing.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -213,6 +233,10 @@ impl Route {
 impl Identify for Route {
     fn identify(&self, head: &RequestHead<'_>, key: KeyBuilder) -> Identified {
         known(key.named("route", head.route().unwrap_or("none")))
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("route")
     }
 }
 
@@ -240,6 +264,10 @@ impl Identify for Method {
             _ => "other",
         };
         known(key.named("method", method))
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("method")
     }
 }
 
@@ -276,6 +304,10 @@ impl Identify for Host {
             _ => Identified::Missing(key),
         }
     }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("host")
+    }
 }
 
 /// A fixed part, the same for all requests: `<kind>=<value>`. Alone it is one
@@ -302,6 +334,10 @@ impl Identify for Constant {
             return Identified::Missing(key);
         }
         known(key.named(&self.kind, &self.value))
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "constant:{}={}", self.kind, self.value)
     }
 }
 

@@ -384,7 +384,7 @@ pub enum BuildError {
     #[error("policy: a layer takes at least one")]
     NoPolicy,
     /// More policies than one check takes.
-    #[error("policy: {count} are not allowed in one layer, it takes at most 8")]
+    #[error("policy: {count} are not allowed together, it takes at most 8")]
     TooManyPolicies {
         /// How many were given.
         count: usize,
@@ -395,6 +395,41 @@ pub enum BuildError {
         /// The name.
         name: String,
     },
+    /// Two rules use one policy's name for different rules of counting.
+    #[error("policy: the name {name:?} stands for two different policies")]
+    PolicyDiffers {
+        /// The name.
+        name: String,
+    },
+    /// A plan has two limits.
+    #[error("plan: {plan:?} stands twice in policy {policy}")]
+    DuplicatePlan {
+        /// The policy.
+        policy: String,
+        /// The plan.
+        plan: String,
+    },
+    /// A factor is out of range.
+    #[error("factor: {numerator}/{denominator} of {name:?} is not allowed, each takes 1 to 1000000")]
+    Factor {
+        /// Its name.
+        name: String,
+        /// The numerator given.
+        numerator: u32,
+        /// The denominator given.
+        denominator: u32,
+    },
+    /// A text is no pattern of routes.
+    #[error(
+        "route: {pattern:?} is not allowed, it takes a path such as /auth/login, /api/{{id}}/x or /auth/{{*rest}}"
+    )]
+    Route {
+        /// The text given.
+        pattern: String,
+    },
+    /// A plan of reloading was made for rules that apply no more.
+    #[error("rules: others have come to apply since the plan was made")]
+    Outdated,
     /// A status that a setting does not take.
     #[error("{field}: the status {status} is not allowed here")]
     Status {

@@ -24,7 +24,7 @@ pub(super) struct Sent {
 }
 
 impl Charge {
-    fn asked_of_redis(&self, debt: Option<&Debt>) -> redis::Asked {
+    fn asked_of_redis(&self, debt: Option<&Debt>, now: Millis) -> redis::Asked {
         let key = self.policy.store_key(&self.key);
         let owed = debt.map(|debt| self.policy.owed(&key, debt));
         let held_for = self.policy.policy().reserve_ms();
@@ -33,7 +33,9 @@ impl Charge {
             member: self.reservation.map_or_else(String::new, |held| format!("{}={}", held.id, held.amount)),
             held_for,
         });
-        redis::Asked { key, rule: self.rule(), cost: self.cost, act: self.act, reservations, owed }
+        let rule = self.rule();
+        let pardon = rule.pardon.saturating_sub(now);
+        redis::Asked { key, rule, cost: self.cost, act: self.act, pardon, reservations, owed }
     }
 }
 
@@ -115,7 +117,8 @@ impl Inner {
         let (now, generation, resets) = (self.clock.now(), turn.generation(), self.local.resets());
         let debts: ArrayVec<_, MAX_POLICIES> =
             charges.iter().map(|charge| self.local.owed(&charge.asked(), generation, now)).collect();
-        let asked = charges.iter().zip(&debts).map(|(charge, debt)| charge.asked_of_redis(debt.as_ref()));
+        let asked =
+            charges.iter().zip(&debts).map(|(charge, debt)| charge.asked_of_redis(debt.as_ref(), now));
         let asked = asked.collect();
         (asked, Sent { debts, generation, resets })
     }

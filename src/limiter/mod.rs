@@ -23,6 +23,7 @@ pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
 use self::settle::Reservation;
 pub use self::settle::Reserved;
+pub(crate) use self::settle::Settling;
 use crate::algorithm::{Act, Rule};
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
@@ -135,9 +136,9 @@ impl Charge {
         self
     }
 
-    pub(crate) fn listing(mut self, listing: Listing) -> Self {
+    /// Whether the decision lists what each policy made of the check.
+    pub(crate) fn list(&mut self, listing: Listing) {
         self.listing = listing;
-        self
     }
 
     pub(crate) fn policy(&self) -> &PolicyHandle {
@@ -288,25 +289,54 @@ impl RateLimiter {
         let paired = policies.len() > 1;
         let mut handles = ArrayVec::new();
         for policy in policies {
-            let Registration { handle, problem } = self.0.registry.register(policy, paired)?;
-            if let Some(problem) = problem {
-                // Not one of `problems`: it lasts as long as the layers do.
-                self.0.observers.tell(|observer| observer.misconfigured(&problem));
-            }
-            if let Some(block) = policy.block().filter(|block| *block < policy.rate().window()) {
-                let window = policy.rate().window();
-                tracing::warn!(
-                    policy = policy.name(),
-                    ?block,
-                    ?window,
-                    "block_for is shorter than the window and ends it early"
-                );
-            }
+            let handle = self.told(policy, self.0.registry.register(policy, paired)?);
             if handles.try_push(handle).is_err() {
                 return Err(BuildError::TooManyPolicies { count: policies.len() });
             }
         }
         Ok(handles)
+    }
+
+    /// Makes a policy known in place of another one of its name, which counts
+    /// `layers` layers of the same rules and no others.
+    pub(crate) fn renew(
+        &self,
+        policy: &Policy,
+        paired: bool,
+        replaced: Option<&PolicyHandle>,
+        layers: u32,
+        is_looser: bool,
+    ) -> Result<PolicyHandle, BuildError> {
+        // Shared with a layer that keeps the old rule, the name is not free.
+        let goes = replaced.filter(|known| known.policy() != policy && known.layers() <= layers);
+        let registration = self.0.registry.register_in_place_of(goes, policy, paired)?;
+        if let Some(replaced) = replaced.filter(|_| is_looser) {
+            registration.handle.pardon_before(self.0.clock.now(), replaced);
+        }
+        Ok(self.told(policy, registration))
+    }
+
+    fn told(&self, policy: &Policy, registration: Registration) -> PolicyHandle {
+        let Registration { handle, problem } = registration;
+        if let Some(problem) = problem {
+            // Not one of `problems`: it lasts as long as the layers do.
+            self.0.observers.tell(|observer| observer.misconfigured(&problem));
+        }
+        if let Some(block) = policy.block().filter(|block| *block < policy.rate().window()) {
+            let window = policy.rate().window();
+            tracing::warn!(
+                policy = policy.name(),
+                ?block,
+                ?window,
+                "block_for is shorter than the window and ends it early"
+            );
+        }
+        handle
+    }
+
+    /// Whether both are one limiter.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Charges 1 to 8 identities, all or none of them, and answers whether they

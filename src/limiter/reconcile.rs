@@ -126,6 +126,6 @@ fn due(policies: &HashMap<PolicyId, PolicyHandle>, debtor: Debtor) -> Option<Due
     let owed = Some(policy.owed(&key, &debtor.debt));
     // A cost of 0 charges nothing, and nothing is refused by it.
     let rule = Rule { enforced: false, ..policy.rule() };
-    let asked = redis::Asked { key, rule, cost: 0, act: Act::Charge, reservations: None, owed };
+    let asked = redis::Asked { key, rule, cost: 0, act: Act::Charge, pardon: 0, reservations: None, owed };
     Some(Due { debtor, rule, asked })
 }

@@ -7,10 +7,11 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use crate::algorithm::{Kind, Rule};
+use crate::clock::Millis;
 use crate::key::Key;
 use crate::observe::Problem;
 use crate::policy::{Policy, PolicyError};
@@ -46,6 +47,8 @@ struct Registered {
     asked_bare: AtomicBool,
     /// In how many layers it is.
     layers: AtomicU32,
+    /// See [`Rule::pardon`]; on the limiter's clock.
+    pardon: AtomicU64,
 }
 
 impl PolicyHandle {
@@ -117,12 +120,23 @@ impl PolicyHandle {
 
     #[cfg(feature = "redis")]
     pub(crate) fn rule(&self) -> Rule {
-        self.0.rule
+        Rule { pardon: self.pardon(), ..self.0.rule }
     }
 
     pub(crate) fn rule_for(&self, key: &Key) -> Rule {
         let block = if key.is_blockable() { self.0.rule.block } else { 0 };
-        Rule { block, ..self.0.rule }
+        Rule { block, pardon: self.pardon(), ..self.0.rule }
+    }
+
+    fn pardon(&self) -> Millis {
+        self.0.pardon.load(Ordering::Relaxed)
+    }
+
+    /// Lifts the blocks that were started before `now`, by a rule that may have
+    /// had another block: all that end before one could that starts next.
+    pub(crate) fn pardon_before(&self, now: Millis, replaced: &Self) {
+        let block = if self.0.rule.block > 0 { self.0.rule.block } else { replaced.0.rule.block };
+        self.0.pardon.store(now.saturating_add(block).saturating_add(1), Ordering::Relaxed);
     }
 
     pub(crate) fn id(&self) -> PolicyId {
@@ -213,6 +227,18 @@ impl Registry {
 
     /// Finds or adds a policy.
     pub(crate) fn register(&self, policy: &Policy, paired: bool) -> Result<Registration, PolicyError> {
+        self.register_in_place_of(None, policy, paired)
+    }
+
+    /// The same, when another policy of this name goes: the new one has the name
+    /// and its counters from now on. Checks under way may still charge by the old
+    /// one; they count on the same keys.
+    pub(crate) fn register_in_place_of(
+        &self,
+        replaced: Option<&PolicyHandle>,
+        policy: &Policy,
+        paired: bool,
+    ) -> Result<Registration, PolicyError> {
         policy.check()?;
         let rule = Rule::of(policy);
         let (suffix, kind) = match rule.kind {
@@ -222,8 +248,11 @@ impl Registry {
         };
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Names { policies, paired: all_paired } = &mut *names;
+        let goes = |known: &Weak<Registered>| {
+            replaced.is_some_and(|replaced| std::ptr::eq(known.as_ptr(), Arc::as_ptr(&replaced.0)))
+        };
         policies.retain(|_, namesakes| {
-            namesakes.retain(|known| known.strong_count() > 0);
+            namesakes.retain(|known| known.strong_count() > 0 && !goes(known));
             !namesakes.is_empty()
         });
         if paired {
@@ -259,6 +288,7 @@ impl Registry {
                 paired: AtomicBool::new(paired),
                 asked_bare: AtomicBool::new(false),
                 layers: AtomicU32::new(0),
+                pardon: AtomicU64::new(0),
             });
             namesakes.push(Arc::downgrade(&registered));
             registered

@@ -4,34 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use arrayvec::ArrayVec;
 use http::{Method, StatusCode};
 
 use super::layer::RateLimitLayer;
-use super::shared::{Rule, Shared, Skip};
+use super::shared::{Shared, Skip};
+use crate::identity::missing::Missing;
 use crate::identity::{self, ClientIp, Identify, RequestHead};
-use crate::limiter::{BuildError, PolicyHandle, RateLimiter};
-use crate::policy::{MAX_POLICIES, Policy};
-use crate::response::{self, Fields, Negotiated, Reply, ResetFormat};
-
-/// What happens to a request that does not say who is asking.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Missing {
-    /// It is limited by its address, found as
-    /// [`client_ip`](RateLimitLayerBuilder::client_ip) says.
-    #[default]
-    ByIp,
-    /// It is not limited by that policy. A client that can leave the identity
-    /// out is then not limited at all.
-    Skip,
-    /// It is answered with this status, 400 to 499, and an empty body; a gRPC call
-    /// with `UNAUTHENTICATED` for 401, `PERMISSION_DENIED` for 403, otherwise
-    /// `INVALID_ARGUMENT`.
-    Reject(StatusCode),
-    /// All such requests share one bucket.
-    Shared,
-}
+use crate::limiter::{BuildError, RateLimiter};
+use crate::policy::Policy;
+use crate::response::{Fields, Negotiated, Reply, ResetFormat};
+use crate::rules::{FixedRules, Limit, Rules, Who};
 
 /// Sets up a [`RateLimitLayer`].
 ///
@@ -71,7 +53,8 @@ pub enum Missing {
 #[must_use = "a layer is built by `build`"]
 pub struct RateLimitLayerBuilder {
     limiter: RateLimiter,
-    policies: Vec<(Policy, Option<Arc<dyn Identify>>)>,
+    limits: Vec<Limit>,
+    rules: Option<Arc<dyn Rules>>,
     identity: Option<Arc<dyn Identify>>,
     client_ip: Option<ClientIp>,
     missing: Missing,
@@ -91,7 +74,8 @@ impl RateLimitLayerBuilder {
     pub(super) fn new(limiter: RateLimiter) -> Self {
         Self {
             limiter,
-            policies: Vec::new(),
+            limits: Vec::new(),
+            rules: None,
             identity: None,
             client_ip: None,
             missing: Missing::default(),
@@ -111,15 +95,27 @@ impl RateLimitLayerBuilder {
     /// Adds a policy for the layer's identity. A layer takes 1 to 8 with
     /// different names; a request is admitted only if all of them admit it, and
     /// refused by one it counts for none. Each charges a request 1.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policies.push((policy, None));
-        self
+    pub fn policy(self, policy: Policy) -> Self {
+        self.limit(Limit::new(policy))
     }
 
     /// Adds a policy with an identity of its own: 5 logins for an address and
     /// an account, and 50 for the address.
-    pub fn policy_by(mut self, policy: Policy, identity: impl Identify) -> Self {
-        self.policies.push((policy, Some(Arc::new(identity))));
+    pub fn policy_by(self, policy: Policy, identity: impl Identify) -> Self {
+        self.limit(Limit::new(policy).by(identity))
+    }
+
+    /// Adds a policy with everything that depends on the request: the identity,
+    /// the cost, plans, which responses count. See [`Limit`].
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.limits.push(limit);
+        self
+    }
+
+    /// Has rules choose the policies of each request, in place of a fixed list;
+    /// see [`rules`](crate::rules).
+    pub fn rules(mut self, rules: impl Rules) -> Self {
+        self.rules = Some(Arc::new(rules));
         self
     }
 
@@ -237,7 +233,7 @@ impl RateLimitLayerBuilder {
     }
 
     /// Builds the response of a refusal, see [`Reply`]. Default: [`Negotiated`], as
-    /// the client can read it; [`Problem`](response::Problem) for problem details
+    /// the client can read it; [`Problem`](crate::response::Problem) for problem details
     /// always.
     pub fn reply(mut self, reply: impl Reply) -> Self {
         self.reply = Some(Arc::new(reply));
@@ -272,24 +268,25 @@ impl RateLimitLayerBuilder {
     /// Names the setting that is not legal, or the two that exclude each other:
     /// [`BuildError::NoPolicy`], [`TooManyPolicies`](BuildError::TooManyPolicies),
     /// [`DuplicatePolicy`](BuildError::DuplicatePolicy),
+    /// [`DuplicatePlan`](BuildError::DuplicatePlan), [`Factor`](BuildError::Factor),
     /// [`Policy`](BuildError::Policy), [`Conflict`](BuildError::Conflict),
     /// [`Status`](BuildError::Status) or [`ClientIp`](BuildError::ClientIp).
     pub fn build(self) -> Result<RateLimitLayer, BuildError> {
         self.check()?;
-        let identities = self.identity.iter().chain(self.policies.iter().filter_map(|(_, own)| own.as_ref()));
-        let by_address = || identities.into_iter().find_map(|identity| identity.client_ip()).cloned();
+        let own = self.limits.iter().filter_map(Limit::identity);
+        let by_address = || self.identity.iter().chain(own).find_map(|who| who.client_ip()).cloned();
         let client_ip = self.client_ip.clone().or_else(by_address).unwrap_or_default();
         let mut skips = self.skips;
         if !self.skip_ips.is_empty() {
             skips.push(Arc::new(identity::from_ranges(client_ip.clone(), &self.skip_ips)?));
         }
         let identity = self.identity.unwrap_or_else(|| Arc::new(client_ip.clone()));
-        let (policies, identities): (Vec<_>, Vec<_>) = self.policies.into_iter().unzip();
-        let handles: ArrayVec<PolicyHandle, MAX_POLICIES> = self.limiter.register(&policies)?;
-        let rule = |(policy, own): (PolicyHandle, Option<Arc<dyn Identify>>)| {
-            policy.count_layer();
-            let limit = response::number(policy.policy().rate().limit());
-            Rule { limit, identity: own.unwrap_or_else(|| identity.clone()), policy }
+        let rules: Arc<dyn Rules> = match self.rules {
+            Some(rules) => {
+                rules.join(&self.limiter)?;
+                rules
+            }
+            None => Arc::new(FixedRules::new(&self.limiter, self.limits)?),
         };
         let fields = Fields {
             enabled: self.headers,
@@ -297,10 +294,9 @@ impl RateLimitLayerBuilder {
             reset: self.reset.unwrap_or_default(),
         };
         Ok(RateLimitLayer::new(Shared {
-            rules: handles.into_iter().zip(identities).map(rule).collect(),
+            rules,
+            who: Who { identity, missing: self.missing, client_ip },
             limiter: self.limiter,
-            missing: self.missing,
-            client_ip,
             skips,
             charge_preflights: self.charge_preflights,
             fields,
@@ -313,16 +309,14 @@ impl RateLimitLayerBuilder {
     }
 
     fn check(&self) -> Result<(), BuildError> {
-        if self.policies.is_empty() {
-            return Err(BuildError::NoPolicy);
-        }
-        if self.policies.len() > MAX_POLICIES {
-            return Err(BuildError::TooManyPolicies { count: self.policies.len() });
+        if self.rules.is_some() && !self.limits.is_empty() {
+            return Err(BuildError::Conflict { field: "rules", other: "policy or limit" });
         }
         if !self.headers && self.reset.is_some() {
             return Err(BuildError::Conflict { field: "reset_format", other: "without_headers" });
         }
-        if self.identity.is_some() && self.policies.iter().all(|(_, own)| own.is_some()) {
+        let is_used = self.rules.is_some() || self.limits.iter().any(|limit| limit.identity().is_none());
+        if self.identity.is_some() && !is_used && !self.limits.is_empty() {
             return Err(BuildError::Conflict { field: "identity", other: "policy_by for every policy" });
         }
         if let Missing::Reject(status) = self.missing
@@ -339,7 +333,7 @@ impl RateLimitLayerBuilder {
 
 impl fmt::Debug for RateLimitLayerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let policies: Vec<_> = self.policies.iter().map(|(policy, _)| policy).collect();
+        let policies: Vec<_> = self.limits.iter().map(Limit::policy).collect();
         f.debug_struct("RateLimitLayerBuilder")
             .field("limiter", &self.limiter)
             .field("policies", &policies)

@@ -54,7 +54,7 @@ where
 {
     type Response = Response<Body<R>>;
     type Error = S::Error;
-    type Future = ResponseFuture<S, B, S::Future>;
+    type Future = ResponseFuture<S, B, S::Future, R>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)

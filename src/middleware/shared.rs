@@ -7,35 +7,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use arrayvec::ArrayVec;
 use bytes::Bytes;
 use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 
-use super::builder::Missing;
+use super::settlement::{Held, SettledHead};
 use crate::decision::Decision;
-use crate::identity::{ClientIp, Identified, Identify, Notes, RequestHead};
-use crate::key::{Key, KeyBuilder};
-use crate::limiter::{Charge, Charges, Check, Listing, PolicyHandle, RateLimiter};
+use crate::identity::{Notes, RequestHead};
+use crate::key::Key;
+use crate::limiter::{Charges, Check, Listing, PolicyHandle, RateLimiter, Settling};
 use crate::observe::Problem;
+use crate::policy::MAX_POLICIES;
 use crate::response::{self, Fields, Refused, Reply};
+use crate::rules::{CountIf, ResponseHead, Rules, Selected, Selection, Who};
 
 /// Answers whether a request is not limited at all.
 pub(super) type Skip = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
 
-/// One policy of a layer.
-#[derive(Clone)]
-pub(super) struct Rule {
-    pub(super) policy: PolicyHandle,
-    pub(super) identity: Arc<dyn Identify>,
-    /// The value of `x-ratelimit-limit`, made once.
-    pub(super) limit: HeaderValue,
-}
-
 pub(super) struct Shared {
     pub(super) limiter: RateLimiter,
-    pub(super) rules: Vec<Rule>,
-    pub(super) missing: Missing,
-    pub(super) client_ip: ClientIp,
+    /// Which policies apply: a fixed list is one kind of rules.
+    pub(super) rules: Arc<dyn Rules>,
+    pub(super) who: Who,
     pub(super) skips: Vec<Skip>,
     pub(super) charge_preflights: bool,
     pub(super) fields: Fields,
@@ -64,14 +58,23 @@ pub(super) struct Checking {
 /// What is remembered of a request while it is checked.
 struct Passed {
     notes: Notes,
+    /// What it asks to hold open, where a policy reserves.
+    reserves: Option<Box<Reserves>>,
     /// What to leave in the request for a layer further in, where there may be
     /// one that would charge the same again.
     mark: Option<Charged>,
 }
 
+/// Charges that are held open if they are admitted, and which responses count.
+struct Reserves {
+    charges: Charges,
+    counts: ArrayVec<Option<CountIf>, MAX_POLICIES>,
+}
+
 /// What is still to be told of an admitted request.
 pub(super) struct Shown {
     decision: Decision,
+    held: Option<Box<Held>>,
     mark: Option<Charged>,
     in_request: bool,
 }
@@ -94,33 +97,30 @@ impl Shared {
             return Admission::Forward(None);
         }
         let before = request.extensions().get::<Charged>();
-        let mut charges = Charges::new();
-        let mut notes = Notes::default();
-        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
-        let mut last: Option<(&Arc<dyn Identify>, Key)> = None;
-        for rule in &self.rules {
-            let key = match last {
-                Some((identity, key)) if Arc::ptr_eq(identity, &rule.identity) => key,
-                _ => match self.key_of(&*rule.identity, &head, &mut notes) {
-                    Ok(Some(key)) => key,
-                    Ok(None) => continue,
-                    Err(status) => return Admission::Refused(response::turned_away(&head, status)),
-                },
-            };
-            last = Some((&rule.identity, key));
-            if !before.is_some_and(|charged| charged.holds(&rule.policy, &key)) {
-                charges.push(Charge::new(&rule.policy, key).listing(listing));
-            }
+        let mut selection = Selection::new(&self.who);
+        self.rules.select(&head, &mut selection);
+        let mut selected = selection.finish();
+        self.tell_of(selected.notes);
+        if let Some(status) = selected.rejected {
+            return Admission::Refused(response::turned_away(&head, status));
         }
-        self.tell_of(notes);
+        if let Some(charged) = before {
+            selected.leave_out(|policy, key| charged.holds(policy, key));
+        }
+        let Selected { mut charges, counts, notes, .. } = selected;
+        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
+        charges.iter_mut().for_each(|charge| charge.list(listing));
         if charges.is_empty() {
             return Admission::Forward(None);
         }
-        let mark = self.may_nest().then(|| {
+        let may_nest = self.services.load(Ordering::Relaxed) > 1
+            || charges.iter().any(|charge| charge.policy().layers() > 1);
+        let mark = may_nest.then(|| {
             let here = charges.iter().map(|charge| (charge.policy().clone(), *charge.key()));
             Charged(before.iter().flat_map(|charged| charged.0.iter().cloned()).chain(here).collect())
         });
-        let passed = Passed { notes, mark };
+        let (charges, reserves) = self.reserve(charges, counts);
+        let passed = Passed { notes, reserves, mark };
         match self.limiter.begin(&charges) {
             Check::Ready(decision) => self.conclude(decision, passed, &head),
             #[cfg(feature = "redis")]
@@ -136,14 +136,34 @@ impl Shared {
         cx: &mut Context<'_>,
     ) -> Poll<Admission> {
         Pin::new(&mut checking.check).poll(cx).map(|decision| {
-            let passed = Passed { notes: checking.passed.notes, mark: checking.passed.mark.take() };
+            let Passed { notes, reserves, mark } = &mut checking.passed;
+            let passed = Passed { notes: *notes, reserves: reserves.take(), mark: mark.take() };
             self.conclude(decision, passed, &RequestHead::new(request))
         })
     }
 
-    /// Tells the client of an admitted request how much is left.
-    pub(super) fn describe<R>(&self, response: &mut Response<R>, shown: Shown) {
-        let decision = shown.decision;
+    /// The charges as they are made, and what is remembered of those that are
+    /// held open.
+    fn reserve(
+        &self,
+        charges: Charges,
+        counts: ArrayVec<Option<CountIf>, MAX_POLICIES>,
+    ) -> (Charges, Option<Box<Reserves>>) {
+        if charges.iter().all(|charge| charge.policy().policy().reservation().is_none()) {
+            return (charges, None);
+        }
+        let charges: Charges = charges.into_iter().map(|charge| charge.reserve(&self.limiter)).collect();
+        (charges.clone(), Some(Box::new(Reserves { charges, counts })))
+    }
+
+    /// Tells the client of an admitted request how much is left. Answers with
+    /// what the end of the response settles.
+    pub(super) fn describe<R>(
+        &self,
+        response: &mut Response<R>,
+        shown: Shown,
+        decision: Decision,
+    ) -> Option<Box<Held>> {
         if self.fields.is_any() && decision.is_counted() && !decision.is_shadow() {
             let since_epoch = self.limiter.clock().since_epoch();
             let limit = self.limit_value(&decision);
@@ -154,15 +174,18 @@ impl Shared {
         if self.decision_in_response && !inner.is_some_and(|inner| inner.is_tighter_than(&decision)) {
             response.extensions_mut().insert(decision);
         }
+        shown.held.filter(|held| held.is_open())
     }
 
     fn conclude(&self, decision: Decision, passed: Passed, head: &RequestHead<'_>) -> Admission {
         if decision.is_allowed() {
             let in_request = self.decision_in_request;
-            return Admission::Forward(Some(Shown { decision, mark: passed.mark, in_request }));
+            let held = passed.reserves.filter(|_| decision.is_counted());
+            let held = held.and_then(|held| Held::of(&self.limiter, &held.charges, &held.counts));
+            return Admission::Forward(Some(Shown { decision, held, mark: passed.mark, in_request }));
         }
         let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);
-        if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && self.client_ip.is_forwarded(head) {
+        if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && self.who.client_ip.is_forwarded(head) {
             // Perhaps a proxy that nobody has named, and all of its users.
             self.tell_of(Notes::UNTRUSTED_FORWARDED);
         }
@@ -177,43 +200,11 @@ impl Shared {
         Admission::Refused(response)
     }
 
-    /// The key of a request under one identity; nothing when it is not limited
-    /// by it, a status when it is turned away for want of one.
-    fn key_of(
-        &self,
-        identity: &dyn Identify,
-        head: &RequestHead<'_>,
-        notes: &mut Notes,
-    ) -> Result<Option<Key>, StatusCode> {
-        let identified = match identity.identify(head, KeyBuilder::default()) {
-            Identified::Missing(key) => match self.missing {
-                Missing::ByIp => self.client_ip.identify(head, key),
-                Missing::Shared => Identified::Known(key.missing(), Notes::default()),
-                Missing::Skip => return Ok(None),
-                Missing::Reject(status) => return Err(status),
-            },
-            known @ Identified::Known(..) => known,
-        };
-        match identified {
-            Identified::Known(key, noted) => {
-                *notes = notes.with(noted);
-                Ok(Some(key.finish()))
-            }
-            // An address is never missing.
-            Identified::Missing(key) => Ok(Some(key.finish())),
-        }
-    }
-
     fn is_free(&self, head: &RequestHead<'_>) -> bool {
         let preflight = !self.charge_preflights
             && head.method() == Method::OPTIONS
             && head.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
         preflight || self.skips.iter().any(|skip| skip(head))
-    }
-
-    /// Whether another layer further in could charge one of these policies.
-    fn may_nest(&self) -> bool {
-        self.services.load(Ordering::Relaxed) > 1 || self.rules.iter().any(|rule| rule.policy.layers() > 1)
     }
 
     fn tell_of(&self, notes: Notes) {
@@ -236,19 +227,29 @@ impl Shared {
 
     /// The value of `x-ratelimit-limit`, ready-made unless a fallback has its own.
     fn limit_value(&self, decision: &Decision) -> HeaderValue {
-        let own = |rule: &&Rule| rule.policy.policy().name() == decision.policy();
-        match self.rules.iter().find(own) {
-            Some(rule) if rule.policy.policy().rate().limit() == decision.limit() => rule.limit.clone(),
-            _ => response::number(decision.limit()),
-        }
+        self.rules.limit_value(decision.limit()).unwrap_or_else(|| response::number(decision.limit()))
     }
 }
 
 impl Shown {
+    /// Settles what the head of a response decides. Of a gRPC response that is
+    /// not known before its trailers.
+    pub(super) fn settle_by<R>(&mut self, response: &Response<R>) -> SettledHead {
+        let head = ResponseHead::new(response);
+        let settling = match &mut self.held {
+            Some(held) if !head.is_in_trailers() => held.settle_by(&head),
+            _ => Settling::Done(None),
+        };
+        SettledHead::new(settling, self.decision.clone())
+    }
+
     /// Leaves in the request what layers and handlers further in may read.
     pub(super) fn enter<B>(mut self, request: &mut Request<B>) -> Self {
         if let Some(mark) = self.mark.take() {
             request.extensions_mut().insert(mark);
+        }
+        if let Some(settlement) = self.held.as_ref().and_then(|held| held.settlement()) {
+            request.extensions_mut().insert(settlement.clone());
         }
         if self.in_request {
             request.extensions_mut().insert(self.decision.clone());
@@ -259,12 +260,10 @@ impl Shown {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let policies: Vec<_> = self.rules.iter().map(|rule| &rule.policy).collect();
         f.debug_struct("RateLimitLayer")
             .field("limiter", &self.limiter)
-            .field("policies", &policies)
-            .field("missing", &self.missing)
-            .field("client_ip", &self.client_ip)
+            .field("missing", &self.who.missing)
+            .field("client_ip", &self.who.client_ip)
             .finish_non_exhaustive()
     }
 }

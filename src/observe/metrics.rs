@@ -32,6 +32,7 @@ use crate::store::{StoreErrorKind, StoreEvent};
 /// | `ratelimit_untrusted_forwarded_total` | counter | forwarding headers from untrusted peers |
 /// | `ratelimit_odd_addresses_total` | counter; reason | requests whose address was odd: no peer, past the CDN, unreadable, ... |
 /// | `ratelimit_misconfigured` | gauge; problem | 1 while it lasts |
+/// | `ratelimit_rules_info` | gauge; digest | 1 for the [rules](crate::rules) that apply, 0 for those before |
 ///
 /// No label holds an identity, so the number of series does not grow with the
 /// number of clients.
@@ -121,6 +122,14 @@ impl Observer for Metrics {
 
     fn mended(&self, problem: &Problem) {
         gauge!("ratelimit_misconfigured", "problem" => problem.as_str()).set(0.0);
+    }
+
+    fn rules(&self, digest: &str, replaced: Option<&str>) {
+        describe_gauge!("ratelimit_rules_info", "1 for the digest of the rules that apply.");
+        if let Some(replaced) = replaced {
+            gauge!("ratelimit_rules_info", "digest" => replaced.to_owned()).set(0.0);
+        }
+        gauge!("ratelimit_rules_info", "digest" => digest.to_owned()).set(1.0);
     }
 
     fn odd_address(&self, reason: &'static str) {

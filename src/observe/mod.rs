@@ -86,6 +86,10 @@ pub trait Observer: Send + Sync + 'static {
     /// a minute.
     fn mended(&self, problem: &Problem) {}
 
+    /// Rules have come to apply, in place of others if `replaced` names some; each
+    /// by its [digest](crate::rules::RuleSet::digest).
+    fn rules(&self, digest: &str, replaced: Option<&str>) {}
+
     /// Something was odd about a request's address: `no_peer`,
     /// `untrusted_forwarded`, `past_cdn`, `short_chain` or `unreadable`.
     fn odd_address(&self, reason: &'static str) {}

@@ -64,6 +64,10 @@ impl Observer for Trace {
         error!(problem = problem.as_str(), "{problem}");
     }
 
+    fn rules(&self, digest: &str, replaced: Option<&str>) {
+        info!(digest, replaced, "rate limit rules apply");
+    }
+
     fn mended(&self, problem: &Problem) {
         info!(problem = problem.as_str(), "not seen for a minute");
     }

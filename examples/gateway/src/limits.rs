@@ -1,32 +1,42 @@
-//! The limit: one limiter, one policy, one layer.
+//! The limits: one limiter, the rules, one layer.
 
 use axum::body::Bytes;
 use axum::http::Response;
 use tower_ratelimit::identity::ClientIp;
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::{Negotiated, Refused, Reply};
+use tower_ratelimit::rules::{Limit, LiveRules, RulesFile};
 use tower_ratelimit::settings::SettingsError;
-use tower_ratelimit::{BuildError, Policy, PolicyHandle, Rate, RateLimitLayer, RateLimiter};
+use tower_ratelimit::{BuildError, Policy, Rate, RateLimitLayer, RateLimiter};
 
 use crate::routes;
+use crate::rules::Source;
 use crate::settings::Settings;
 
 /// What limits requests, and what it can be asked about.
 pub(crate) struct Limits {
     pub(crate) layer: RateLimitLayer,
-    pub(crate) policy: PolicyHandle,
+    pub(crate) rules: LiveRules,
     pub(crate) clients: ClientIp,
 }
 
-pub(crate) fn build(settings: &Settings) -> Result<Limits, Box<dyn std::error::Error>> {
+/// The rules of the environment; what they have no rule for is limited by address.
+pub(crate) fn source(settings: &Settings) -> Result<Source, Box<dyn std::error::Error>> {
     let rate = Rate::new(settings.limits.mcp_rate_limit_max(), settings.limits.rate_limit_window())?;
-    let http = Policy::fixed_window("http", rate);
+    let clients = settings.clients.clone();
+    let http = Limit::new(Policy::fixed_window("http", rate)).by(clients.clone());
+    let format = RulesFile::new().client_ip(clients);
+    Ok(Source::new(settings.rules_file.clone(), format, http))
+}
+
+pub(crate) fn build(settings: &Settings, source: &Source) -> Result<Limits, Box<dyn std::error::Error>> {
     let limiter = limiter(settings)?;
     let clients = settings.clients.clone();
-    let layer = RateLimitLayer::builder(limiter.clone())
-        .policy(http.clone())
+    let rules = LiveRules::new(&limiter, source.read()?)?;
+    let layer = RateLimitLayer::builder(limiter)
+        .rules(rules.clone())
         .client_ip(clients.clone())
-        // A probe that is refused gets a healthy process killed.
+        // Whatever the rules: a probe that is refused gets a healthy process killed.
         .skip_path(routes::HEALTHZ)
         .skip_path(routes::METRICS)
         .standard_fields()
@@ -35,12 +45,11 @@ pub(crate) fn build(settings: &Settings) -> Result<Limits, Box<dyn std::error::E
         .build()?;
     tracing::info!(
         store = settings.limits.redis().map_or_else(|| "memory".to_owned(), ToString::to_string),
-        limit = rate.limit(),
-        window = ?rate.window(),
-        "limiting by client address"
+        limit = settings.limits.mcp_rate_limit_max(),
+        window = ?settings.limits.rate_limit_window(),
+        "limiting by rules, and what they leave by client address"
     );
-    // The same rule under the same name: this is the layer's own policy.
-    Ok(Limits { layer, policy: limiter.policy(http)?, clients })
+    Ok(Limits { layer, rules, clients })
 }
 
 fn limiter(settings: &Settings) -> Result<RateLimiter, Box<dyn std::error::Error>> {

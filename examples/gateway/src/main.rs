@@ -11,20 +11,29 @@
 //! any number of gateways share the limit, at the key `http:rl:127.0.0.1`; when
 //! that Redis goes away they go on limiting by themselves.
 //!
-//! | path | answers |
-//! |---|---|
-//! | `/` | a greeting |
-//! | `/decision` | the decision as JSON, also with the 429 |
-//! | `/whoami` | who the gateway takes the client for, and why |
-//! | `/hello.Greeter/SayHello` | the gRPC service of the example `grpc`, on the same port and limit |
-//! | `/healthz`, `/metrics` | always: they are never limited and touch no store |
+//! | path | answers | counts by |
+//! |---|---|---|
+//! | `/` | a greeting | `http` |
+//! | `/decision` | the decision as JSON, also with the 429 | `http` |
+//! | `/whoami` | who the gateway takes the client for, and why | `http` |
+//! | `POST /auth/login` | 200 to `{"user":"ann","password":"correct"}`, otherwise 401 | the rules |
+//! | `POST /auth/register`, `/auth/me` | what a real one would | the rules |
+//! | `/api/projects`, `/api/exports` | any method | the rules |
+//! | `/hello.Greeter/SayHello` | the gRPC service of the example `grpc`, on the same port | `http` |
+//! | `/healthz`, `/metrics` | always | nothing: they touch no store |
 //!
 //! A refusal has the form that the client reads: JSON, problem details, or a gRPC
 //! status. The standard fields `RateLimit` and `RateLimit-Policy` are on.
 //!
-//! All others are 404. Everything but the last row counts on one policy,
-//! `http`, by client IP: who guesses paths uses up his limit too. CORS
-//! preflights are free.
+//! The rules are those of `examples/saas.toml`, or of the file that `RULES_FILE`
+//! names. What they leave counts on one policy, `http`, by client IP: who guesses
+//! paths uses up his limit too. CORS preflights are free. Who calls the API says
+//! `Authorization: Bearer <workspace>.<user>.<plan>` and is believed.
+//!
+//! ```text
+//! gateway --check new.toml                       # what would change; 1 if it is wrong
+//! RULES_FILE=rules.toml gateway & kill -HUP $!   # read it again
+//! ```
 //!
 //! The settings are those of [`tower_ratelimit::settings`] and of
 //! [`settings`]. The first line on stdout is `listening on http://ADDR`; logs
@@ -32,14 +41,17 @@
 //!
 //! Start reading in `limits.rs`: the rest is an axum service like any other.
 
+mod callers;
 mod limits;
 mod metrics;
 mod routes;
+mod rules;
 mod settings;
 mod shutdown;
 
 use std::error::Error;
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use tokio::net::TcpListener;
@@ -50,7 +62,13 @@ use crate::settings::Settings;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match run().await {
+    let mut arguments = std::env::args_os().skip(1);
+    let done = match (arguments.next(), arguments.next(), arguments.next()) {
+        (None, ..) => run().await,
+        (Some(check), Some(file), None) if check == "--check" => self::check(Path::new(&file)),
+        _ => Err("takes no arguments, or --check FILE".into()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Nobody is left to tell when this fails.
@@ -58,6 +76,12 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What it would mean to go over to the rules of a file.
+fn check(file: &Path) -> Result<(), Box<dyn Error>> {
+    let plan = limits::source(&Settings::from_env()?)?.check(file)?;
+    Ok(write!(io::stdout(), "{plan}")?)
 }
 
 async fn run() -> Result<(), Box<dyn Error>> {
@@ -70,12 +94,15 @@ async fn run() -> Result<(), Box<dyn Error>> {
         tracing::warn!("{warning}");
     }
     let exporter = metrics::install()?;
-    let limits = limits::build(&settings)?;
+    let source = limits::source(&settings)?;
+    let limits = limits::build(&settings, &source)?;
+    let rules = limits.rules.clone();
     let limiter = limits.layer.limiter().clone();
     let app = routes::app(limits, exporter, settings.cors_origins);
 
     // Before anyone can know that we are here.
     let stop = shutdown::requested()?;
+    rules::reload_on_hangup(source, rules)?;
     let listener = TcpListener::bind(settings.listen)
         .await
         .map_err(|error| format!("LISTEN: cannot listen on {}: {error}", settings.listen))?;

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `LISTEN` | address and port, port 0 picks one | `127.0.0.1:3000` |
 //! | `CORS_ORIGINS` | origins between commas, or `*` | none |
+//! | `RULES_FILE` | a TOML file of rules, read again on SIGHUP | the rules of `examples/saas.toml` |
 //! | `RUST_LOG` | `warn`, `info,tower_ratelimit=debug`, ... | `info` |
 //! | the others | see [`tower_ratelimit::settings`] | |
 //!
@@ -11,6 +12,7 @@
 //! accepts.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use axum::http::HeaderValue;
 use axum::http::uri::Authority;
@@ -26,6 +28,7 @@ pub(crate) struct Settings {
     pub(crate) cors_origins: Option<AllowOrigin>,
     pub(crate) log_levels: Targets,
     pub(crate) clients: ClientIp,
+    pub(crate) rules_file: Option<PathBuf>,
     /// With its password: not for logs.
     pub(crate) redis_url: Option<String>,
     pub(crate) limits: LimitSettings,
@@ -39,6 +42,7 @@ impl Settings {
             cors_origins: cors_origins()?,
             log_levels: log_levels()?,
             clients: clients(&limits)?,
+            rules_file: LimitSettings::variable("RULES_FILE")?.map(PathBuf::from),
             redis_url: redis_url(&limits)?,
             limits,
         })

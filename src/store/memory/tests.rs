@@ -2,7 +2,8 @@ use super::*;
 use crate::algorithm::tests::counting;
 use crate::algorithm::vectors::{Player, play_all};
 
-const RULE: Rule = Rule { kind: Kind::FixedWindow, limit: 3, window: 1_000, block: 0, enforced: true };
+const RULE: Rule =
+    Rule { kind: Kind::FixedWindow, limit: 3, window: 1_000, block: 0, enforced: true, pardon: 0 };
 
 fn asked(key: &str, rule: Rule) -> Asked<'_> {
     Asked { policy: 7, key, first_len: 0, rule, cost: 1, act: Act::Charge, reservation: None }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
@@ -41,6 +42,8 @@ pub(crate) struct Asked {
     pub(crate) rule: Rule,
     pub(crate) cost: u64,
     pub(crate) act: Act,
+    /// Blocks with less than this left are over, see [`Rule::pardon`].
+    pub(crate) pardon: Millis,
     /// `None` where no reservations are kept.
     pub(crate) reservations: Option<Reservations>,
     /// What this replica has counted by itself and sends in front.
@@ -51,7 +54,7 @@ impl Asked {
     /// Whether it is a charge of a fixed window, and nothing else.
     fn is_plain(&self) -> bool {
         let is_charge = self.rule.kind == Kind::FixedWindow && self.act == Act::Charge;
-        is_charge && self.reservations.is_none() && self.owed.is_none()
+        is_charge && self.pardon == 0 && self.reservations.is_none() && self.owed.is_none()
     }
 }
 
@@ -323,13 +326,14 @@ impl Probe for WriteProbe {
         let key = format!("{}.probe:rl:{:08x}", self.namespace, fastrand::u32(..));
         let open = format!("{key}:=open");
         let asked = |window, act| {
-            let rule = Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true };
+            let rule =
+                Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true, pardon: 0 };
             let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
             let reservations = (act != Act::Charge).then_some(reservations);
-            Asked { key: key.clone(), rule, cost: 1, act, reservations, owed: None }
+            Asked { key: key.clone(), rule, cost: 1, act, pardon: 0, reservations, owed: None }
         };
-        // The two checks take one script each. What settles finds the count of the first, what reserves a longer window
-        // than its own: with the deletion every command of the script is run.
+        // The two checks take one script each. What settles finds the count of the
+        // first, what reserves a longer window than its own: with the deletion every command of the script is run.
         let first = [asked(1000, Act::Charge)];
         let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
         for asked in [&first[..], &second] {
@@ -383,7 +387,7 @@ fn fill(command: &mut Cmd, asked: &[Asked], server_now: Duration) {
 }
 
 fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
-    let Rule { kind, limit, window, block, enforced } = asked.rule;
+    let Rule { kind, limit, window, block, enforced, .. } = asked.rule;
     let algorithm = match kind {
         Kind::FixedWindow => 'f',
         Kind::SlidingWindow => 's',
@@ -395,8 +399,14 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
         Act::Settle => 's',
         Act::Refund { .. } => 'u',
     };
-    let form = [algorithm, act, 'o'].map(|letter| letter as u8);
-    command.arg(&form[..if asked.reservations.is_some() { 3 } else { 2 }]);
+    let keeps = asked.reservations.is_some().then_some('o');
+    let pardons = (asked.pardon > 0).then_some('p');
+    let form: ArrayVec<u8, 4> = [Some(algorithm), Some(act), keeps, pardons]
+        .into_iter()
+        .flatten()
+        .map(|letter| letter as u8)
+        .collect();
+    command.arg(&form[..]);
     // What is above the limit is too large, however far above.
     let cost = asked.cost.min(MAX_LIMIT + 1);
     command.arg(limit).arg(window).arg(block).arg(cost).arg(u8::from(enforced));
@@ -414,6 +424,9 @@ fn fill_counter(command: &mut Cmd, asked: &Asked, open: usize) {
     }
     if let Act::Refund { left } = asked.act {
         command.arg(left);
+    }
+    if asked.pardon > 0 {
+        command.arg(asked.pardon);
     }
 }
 

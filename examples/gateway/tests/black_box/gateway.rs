@@ -49,6 +49,18 @@ impl Gateway {
         said
     }
 
+    /// Runs `gateway --check FILE`: whether it is content, and what it said.
+    pub(crate) fn check(variables: &[(&str, &str)], file: &str) -> (bool, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_gateway"))
+            .env_clear()
+            .envs(variables.iter().copied())
+            .args(["--check", file])
+            .output()
+            .unwrap();
+        let said = if output.status.success() { output.stdout } else { output.stderr };
+        (output.status.success(), String::from_utf8(said).unwrap())
+    }
+
     pub(crate) fn first_line(&self) -> &str {
         &self.first_line
     }

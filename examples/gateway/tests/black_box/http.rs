@@ -31,6 +31,16 @@ impl Client {
         self.0.get_mut().write_all((request + "\r\n").as_bytes()).unwrap();
     }
 
+    /// A POST with a body.
+    pub(crate) fn post(&mut self, path: &str, body: &str) -> Answer {
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.0.get_mut().write_all(request.as_bytes()).unwrap();
+        self.receive("POST")
+    }
+
     pub(crate) fn receive(&mut self, method: &str) -> Answer {
         let status_line = self.line();
         let status = status_line.split(' ').nth(1).and_then(|status| status.parse().ok());

@@ -10,7 +10,9 @@ mod http;
 mod limit;
 mod metrics;
 mod outage;
+mod reload;
 mod replicas;
+mod rules;
 mod settings;
 mod shutdown;
 #[path = "../../../../tests/support/mod.rs"]

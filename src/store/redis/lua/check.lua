@@ -5,7 +5,8 @@
 --        and the sets of open reservations, by their position below
 -- ARGV   the number of counters, and of debts; then, for each counter
 --          two or three letters: the algorithm (f, s, b); c for a charge, r to
---          reserve, s to settle, u to give back; o if reservations are kept
+--          reserve, s to settle, u to give back; o if reservations are kept; p
+--          if blocks are lifted
 --          limit (a bucket's burst), window in ms, block in ms (0: none), cost
 --          (0: charges nothing, refused when 1 would be), enforced (1 or 0)
 --          b: how many tokens come back in each window
@@ -13,6 +14,8 @@
 --          r: the name of the reservation, and for how many ms it is held
 --          s, with o: the name of the reservation that is over
 --          u: the ms that the charged window had left
+--          p: a block with fewer ms left is over: it was started by a stricter
+--          rule, which has been replaced
 --        and for each debt: the position of its counter, that of its marker (0:
 --        none), the floor (what this server has told of the window, and charges
 --        of unknown outcome) of this and of the previous sub-window, the delta
@@ -92,12 +95,13 @@ for i = 1, counters do
   rule.limit, rule.window, rule.block = number(), number(), number()
   rule.cost, rule.enforced = number(), take() == '1'
   if rule.letter == 'b' then rule.refill = math.max(number(), 1) end
-  if string.sub(form, 3) == 'o' then
+  if string.find(form, 'o', 3, true) then
     rule.open = KEYS[number()]
     if rule.act == 'r' or rule.act == 's' then rule.name = take() end
     if rule.act == 'r' then rule.held_for = number() end
   end
   if rule.act == 'u' then rule.charged_left = number() end
+  rule.pardon = string.find(form, 'p', 3, true) and number() or 0
   rules[i] = rule
 end
 
@@ -139,6 +143,10 @@ for i = 1, counters do
   local rule = rules[i]
   local state, failed = read(rule, rule.key)
   if not state then return failed end
+  if state.blocked and state.left >= 0 and state.left < rule.pardon then
+    redis.call('DEL', rule.key)
+    state = read(rule, rule.key)
+  end
   if state.blocked then
     if state.left == -1 then
       state.left = rule.block > 0 and rule.block or rule.window
