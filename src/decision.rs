@@ -127,26 +127,21 @@ impl Decision {
         self.each.as_deref().unwrap_or(std::slice::from_ref(self))
     }
 
-    /// What is told of an admitted request after some of its charges were settled:
-    /// of these, the numbers since then.
-    pub(crate) fn after(self, settled: Self) -> Self {
-        let each = self.each.as_ref().map(|before| {
-            let now =
-                |part: &Self| settled.each_policy().iter().find(|since| since.policy == part.policy).cloned();
-            before
-                .iter()
-                .map(|part| Self { each: None, ..now(part).unwrap_or_else(|| part.clone()) })
-                .collect()
-        });
-        // Given back, there is more left than was told at admission, unless
-        // another policy has less.
-        let is_shown = settled.policy == self.policy || settled.is_tighter_than(&self);
-        Self { each, ..if is_shown { settled } else { self } }
-    }
-
     /// The policies that refuse a request, each with its own wait.
     pub(crate) fn violated(&self) -> impl Iterator<Item = &Self> {
         self.each_policy().iter().filter(|part| !part.shadow && part.outcome.refusal.is_some())
+    }
+
+    /// The numbers after some of its policies were settled: given back, there is
+    /// more left than was told at admission, unless another policy has less.
+    pub(crate) fn updated_by(self, after: Self) -> Self {
+        let newest = |part: &Self| {
+            after.each_policy().iter().find(|new| new.policy == part.policy).unwrap_or(part).clone()
+        };
+        let each = self.each.as_ref().map(|each| each.iter().map(newest).collect());
+        let decides = after.policy == self.policy || after.is_tighter_than(&self);
+        let decided = if decides { after } else { self };
+        Self { each, ..decided }
     }
 
     /// Whether a client that was told this has nothing to gain from an

@@ -71,6 +71,7 @@ impl Settlement {
     /// Charges `actual` now, in place of the reservation and of all that was
     /// reported. Answers whether it was not settled before. It does not wait for
     /// Redis.
+    #[expect(clippy::must_use_candidate, reason = "most callers settle once, and know it")]
     pub fn settle(&self, actual: u64) -> bool {
         let held = std::mem::take(&mut self.open().held);
         // Nobody waits for it: it goes on by itself.
@@ -207,9 +208,12 @@ impl Future for SettledHead {
     type Output = Decision;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decision> {
-        Pin::new(&mut self.settling).poll(cx).map(|settled| match settled {
-            Some(after) => self.admitted.clone().after(after),
-            None => self.admitted.clone(),
+        Pin::new(&mut self.settling).poll(cx).map(|settled| {
+            let admitted = self.admitted.clone();
+            match settled {
+                Some(after) => admitted.updated_by(after),
+                None => admitted,
+            }
         })
     }
 }

@@ -108,11 +108,11 @@ impl Shared {
             selected.leave_out(|policy, key| charged.holds(policy, key));
         }
         let Selected { mut charges, counts, notes, .. } = selected;
-        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
-        charges.iter_mut().for_each(|charge| charge.list(listing));
         if charges.is_empty() {
             return Admission::Forward(None);
         }
+        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
+        charges.iter_mut().for_each(|charge| charge.list(listing));
         let may_nest = self.services.load(Ordering::Relaxed) > 1
             || charges.iter().any(|charge| charge.policy().layers() > 1);
         let mark = may_nest.then(|| {

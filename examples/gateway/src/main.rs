@@ -22,9 +22,6 @@
 //! | `/hello.Greeter/SayHello` | the gRPC service of the example `grpc`, on the same port | `http` |
 //! | `/healthz`, `/metrics` | always | nothing: they touch no store |
 //!
-//! A refusal has the form that the client reads: JSON, problem details, or a gRPC
-//! status. The standard fields `RateLimit` and `RateLimit-Policy` are on.
-//!
 //! The rules are those of `examples/saas.toml`, or of the file that `RULES_FILE`
 //! names. What they leave counts on one policy, `http`, by client IP: who guesses
 //! paths uses up his limit too. CORS preflights are free. Who calls the API says
@@ -34,6 +31,9 @@
 //! gateway --check new.toml                       # what would change; 1 if it is wrong
 //! RULES_FILE=rules.toml gateway & kill -HUP $!   # read it again
 //! ```
+//!
+//! A refusal has the form that the client reads: JSON, problem details, or a gRPC
+//! status. The standard fields `RateLimit` and `RateLimit-Policy` are on.
 //!
 //! The settings are those of [`tower_ratelimit::settings`] and of
 //! [`settings`]. The first line on stdout is `listening on http://ADDR`; logs

@@ -24,8 +24,8 @@ use crate::limits::Limits;
 use crate::{callers, metrics};
 
 pub(crate) const DECISION: &str = "/decision";
-const GREETER: &str = "/hello.Greeter/{*method}";
 pub(crate) const LOGIN: &str = "/auth/login";
+const GREETER: &str = "/hello.Greeter/{*method}";
 pub(crate) const HEALTHZ: &str = "/healthz";
 pub(crate) const METRICS: &str = "/metrics";
 
