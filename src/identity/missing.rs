@@ -16,7 +16,9 @@ pub enum Missing {
     /// It is not limited by that policy. A client that can leave the identity
     /// out is then not limited at all.
     Skip,
-    /// It is answered with this status, 400 to 499, and an empty body.
+    /// It is answered with this status, 400 to 499, and an empty body; a gRPC call
+    /// with `UNAUTHENTICATED` for 401, `PERMISSION_DENIED` for 403, otherwise
+    /// `INVALID_ARGUMENT`.
     Reject(StatusCode),
     /// All such requests share one bucket.
     Shared,

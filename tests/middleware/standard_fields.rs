@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use sfv::{BareItem, List, ListEntry, Parser};
 use tower::Layer as _;
 use tower_ratelimit::response::Refused;
+use tower_ratelimit::rules::Limit;
 use tower_ratelimit::{MAX_LIMIT, Policy, Rate, RateLimitLayer};
 
 use crate::harness::{Answer, Handler, Limited, ask, fixed, from, limiter, millis, named, secs};
@@ -298,5 +299,25 @@ async fn o_hdr_4_no_number_of_any_algorithm_has_a_fraction() {
             200,
             "o_hdr_1: who waits as told is admitted"
         );
+    }
+}
+
+#[tokio::test]
+async fn what_a_response_gives_back_is_left_in_its_fields() {
+    for (status, failures) in [(200, "failures r=5"), (401, "failures r=4")] {
+        let limited = Limited::around(Handler::saying(status, &[]), |layer| {
+            let failed =
+                Limit::new(named("failures", 5, secs(60))).count_if_status([StatusCode::UNAUTHORIZED]);
+            layer.standard_fields().limit(failed).policy(named("all", 9, secs(60))).policy(named(
+                "more",
+                99,
+                secs(60),
+            ))
+        });
+        let answer = limited.ask(from("203.0.113.9")).await;
+        assert_eq!((answer.status, policies(&answer).len()), (status, 3));
+        let left: Vec<_> =
+            left(&answer).iter().map(|item| item.split(" t=").next().unwrap().to_owned()).collect();
+        assert_eq!(left, [failures, "all r=8", "more r=98"]);
     }
 }

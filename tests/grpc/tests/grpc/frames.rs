@@ -41,6 +41,34 @@ async fn o_grpc_1_a_refusal_is_200_and_trailers_only_in_one_headers_frame() {
     }
 }
 
+#[tokio::test]
+async fn a_call_is_refused_while_its_messages_still_come() {
+    let (addr, reached) = serve_tonic(RateLimitLayer::per_ip(Rate::per_minute(0))).await;
+    let (client, connection) = h2::client::handshake(TcpStream::connect(addr).await.unwrap()).await.unwrap();
+    tokio::spawn(connection);
+    let mut client = client.ready().await.unwrap();
+    let (refused, mut body) = client.send_request(check_at(addr), false).unwrap();
+    body.send_data(vec![0; 5].into(), false).unwrap();
+    let refused = refused.await.unwrap();
+    assert_eq!(
+        (refused.status(), &refused.headers()["grpc-status"]),
+        (http::StatusCode::OK, &"8".parse().unwrap())
+    );
+
+    // The connection goes on.
+    let (refused, _) = client.send_request(check_at(addr), true).unwrap();
+    assert_eq!(refused.await.unwrap().headers()["grpc-status"], "8");
+    assert_eq!(reached.load(std::sync::atomic::Ordering::Relaxed), 0);
+}
+
+fn check_at(addr: SocketAddr) -> Request<()> {
+    Request::post(format!("http://{addr}/grpc.health.v1.Health/Check"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap()
+}
+
 /// One health check on a connection of its own: the response, its trailers, and
 /// kind and flags of the frames it came in.
 async fn call(addr: SocketAddr) -> (Response<()>, Option<HeaderMap>, Vec<(u8, u8)>) {
@@ -48,12 +76,7 @@ async fn call(addr: SocketAddr) -> (Response<()>, Option<HeaderMap>, Vec<(u8, u8
     let stream = Recorded { stream: TcpStream::connect(addr).await.unwrap(), read: read.clone() };
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
-    let request = Request::post(format!("http://{addr}/grpc.health.v1.Health/Check"))
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .body(())
-        .unwrap();
-    let (response, mut body) = client.ready().await.unwrap().send_request(request, false).unwrap();
+    let (response, mut body) = client.ready().await.unwrap().send_request(check_at(addr), false).unwrap();
     // An empty message: not compressed, of length 0.
     body.send_data(vec![0; 5].into(), true).unwrap();
     let (head, mut answer) = response.await.unwrap().into_parts();

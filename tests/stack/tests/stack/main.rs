@@ -13,6 +13,7 @@ mod support;
 
 mod recommended;
 mod setup;
+mod shared_store;
 mod sockets;
 mod streams;
 mod tower_http_layers;
