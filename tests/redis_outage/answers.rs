@@ -19,7 +19,7 @@ pub(crate) fn set(server: &RedisServer, name: &str, value: &str) {
 
 #[tokio::test]
 async fn fault_20_script_flush_under_50_parallel_requests() {
-    let mut run = Run::direct(20, "SCRIPT FLUSH under 50 parallel requests", RedisServer::start()).await;
+    let mut run = Run::direct(20, RedisServer::start()).await;
     run.begin().await;
     let before = run.server(|server| server.commandstat("eval")).await;
     for _ in 0..10 {
@@ -34,7 +34,7 @@ async fn fault_20_script_flush_under_50_parallel_requests() {
 
 #[tokio::test]
 async fn fault_21_readonly() {
-    let mut run = Run::direct(21, "REPLICAOF (READONLY)", RedisServer::start()).await;
+    let mut run = Run::direct(21, RedisServer::start()).await;
     run.begin().await;
     run.server(|server| ok(server, &["REPLICAOF", "127.0.0.1", &free_port().to_string()])).await;
     run.suffer().await;
@@ -50,7 +50,7 @@ async fn fault_21_readonly() {
 
 #[tokio::test]
 async fn fault_22_busy() {
-    let mut run = Run::direct(22, "BUSY (a long script)", RedisServer::start()).await;
+    let mut run = Run::direct(22, RedisServer::start()).await;
     run.server(|server| set(server, "lua-time-limit", "20")).await;
     run.begin().await;
     let addr = run.server(|server| server.addr()).await;
@@ -90,7 +90,7 @@ async fn refused_by_config(
 
 #[tokio::test]
 async fn fault_23_oom() {
-    let run = Run::direct(23, "OOM (maxmemory, noeviction)", RedisServer::start()).await;
+    let run = Run::direct(23, RedisServer::start()).await;
     refused_by_config(run, "maxmemory", "1", "0", StoreErrorKind::OutOfMemory).await;
 }
 
@@ -101,7 +101,7 @@ async fn fault_24_noreplicas() {
         println!("Redis 6.2 lets scripts write whatever min-replicas-to-write says");
         return;
     }
-    let run = Run::direct(24, "NOREPLICAS (min-replicas-to-write 1)", server).await;
+    let run = Run::direct(24, server).await;
     refused_by_config(run, "min-replicas-to-write", "1", "0", StoreErrorKind::NoReplicas).await;
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn snapshot(server: &RedisServer, outcome: &str) {
 
 #[tokio::test]
 async fn fault_25_misconf() {
-    let mut run = Run::direct(25, "MISCONF (it cannot save)", RedisServer::start()).await;
+    let mut run = Run::direct(25, RedisServer::start()).await;
     run.begin().await;
     run.server(|server| {
         set(server, "save", "3600 1");
@@ -149,7 +149,7 @@ async fn fault_26_maxclients() {
     let server = RedisServer::start();
     // The one that there may be is ours.
     set(&server, "maxclients", "1");
-    let mut run = Run::direct(26, "maxclients 1, and somebody is there", server).await;
+    let mut run = Run::direct(26, server).await;
     run.begin_in_trouble().await;
     run.suffer().await;
     run.server(|server| set(server, "maxclients", "100")).await;
@@ -165,7 +165,7 @@ async fn fault_26_maxclients() {
 #[tokio::test]
 async fn fault_27_password_missing() {
     let server = RedisServer::start_with(&["--requirepass", "s3cr3t"]);
-    let mut run = Run::direct(27, "requirepass, no password given", server).await;
+    let mut run = Run::direct(27, server).await;
     run.begin_in_trouble().await;
     run.suffer().await;
     run.server(|server| set(server, "requirepass", "")).await;
@@ -182,7 +182,7 @@ async fn fault_27_password_missing() {
 async fn fault_28_password_wrong() {
     let server = RedisServer::start_with(&["--requirepass", "s3cr3t"]);
     let url = format!("redis://:wr0ng@{}", server.addr());
-    let mut run = Run::start((28, "requirepass, a wrong password given"), server, None, url).await;
+    let mut run = Run::start(28, server, None, url).await;
     run.begin_in_trouble().await;
     run.suffer().await;
     run.server(|server| set(server, "requirepass", "wr0ng")).await;
@@ -200,7 +200,7 @@ async fn fault_29_acl_without_evalsha() {
     let server = RedisServer::start();
     ok(&server, &["ACL", "SETUSER", "lim", "on", ">s3cr3t", "~*", "+@all"]);
     let url = format!("redis://lim:s3cr3t@{}", server.addr());
-    let mut run = Run::start((29, "an ACL loses EVALSHA"), server, None, url).await;
+    let mut run = Run::start(29, server, None, url).await;
     run.begin().await;
     run.server(|server| ok(server, &["ACL", "SETUSER", "lim", "-evalsha"])).await;
     run.suffer().await;
@@ -222,7 +222,7 @@ async fn fault_30_wrong_db() {
     ok(&server, &["SELECT", "7"]);
     let proxy = Proxy::start(few.addr()).await;
     let url = format!("{}/7", proxy.url());
-    let mut run = Run::start((30, "a database that there is not"), server, Some(proxy), url).await;
+    let mut run = Run::start(30, server, Some(proxy), url).await;
     run.begin_in_trouble().await;
     run.suffer().await;
     let enough = run.server(|server| server.addr()).await;
@@ -238,7 +238,7 @@ async fn fault_30_wrong_db() {
 
 #[tokio::test]
 async fn fault_31_wrongtype() {
-    let mut run = Run::direct(31, "keys of other types (WRONGTYPE)", RedisServer::start()).await;
+    let mut run = Run::direct(31, RedisServer::start()).await;
     let keys: Vec<_> = (0..6).map(|client| run.key(client)).collect();
     run.server(move |server| {
         server.command(&["RPUSH", &keys[0], "1"]);

@@ -177,6 +177,41 @@ async fn o_rds_10_pool_limit_that_does_not_limit() {
     eventually("the old one is closed", || established(server.port()) <= 2).await;
 }
 
+#[tokio::test]
+async fn o_rds_10_a_server_without_room_is_not_asked_by_everybody() {
+    let server = RedisServer::start();
+    // The one that there may be is that of the test.
+    set(&server, "maxclients", "1");
+    let before = rejected(&server);
+    let limiter = builder(server.url()).build().unwrap();
+    let http = limiter.policy(fixed("http", 1000)).unwrap();
+    let mut burst = JoinSet::new();
+    for _ in 0..500 {
+        let (limiter, http) = (limiter.clone(), http.clone());
+        burst.spawn(async move { hit(&limiter, &http, "ann").await });
+    }
+    let mut most = 0;
+    let started = Instant::now();
+    while started.elapsed() < ms(500) {
+        most = established(server.port()).max(most);
+        tokio::time::sleep(ms(2)).await;
+    }
+    for decision in burst.join_all().await {
+        assert_eq!((decision.is_allowed(), decision.source()), (true, Source::Local));
+    }
+    assert!(most <= 2, "{most} sockets");
+    // At 0, then after 50, 100, 200, 400 ms, or half of that.
+    let dials = rejected(&server) - before;
+    assert!((2..=6).contains(&dials), "{dials} attempts in half a second");
+    set(&server, "maxclients", "100");
+    until_redis_decides(&limiter).await;
+}
+
+/// Connections that were sent away so far.
+fn rejected(server: &RedisServer) -> u64 {
+    server.info("stats", "rejected_connections").unwrap().parse().unwrap()
+}
+
 /// Whoever waits for answers that will never come must not keep the sockets
 /// open on which they do not come, nor the places of those who come later.
 #[tokio::test]

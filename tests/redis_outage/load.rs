@@ -49,6 +49,7 @@ pub(crate) struct Load {
     /// Whether a missing connection is one that is lost, or cannot be made; and
     /// not one that is just coming for the first time.
     missing_is_alone: AtomicBool,
+    is_over: AtomicBool,
     /// What the machine and the test itself did to a task that only sleeps.
     stall: Mutex<Duration>,
 }
@@ -66,6 +67,7 @@ impl Load {
             admitted: Mutex::default(),
             newcomers: AtomicU32::new(0),
             missing_is_alone: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             stall: Mutex::default(),
         })
     }
@@ -126,7 +128,12 @@ impl Load {
         self.missing_is_alone.store(true, Ordering::Relaxed);
     }
 
-    /// Steady traffic, until it is aborted.
+    /// Ends the [`flow`](Self::flow).
+    pub(crate) fn stop(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// Steady traffic, until it is [stopped](Self::stop) and all of it answered.
     pub(crate) async fn flow(self: Arc<Self>) {
         let mut ticks = interval(PAUSE);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -134,9 +141,11 @@ impl Load {
         let mut rota =
             [0, 1, 2, 0, 1, 3, 0, 1, 4, 0, 1, 2, 0, 1, 3, 0, 1, 0, 1, 2, 0, 1, 3, 5].into_iter().cycle();
         let mut under_way = JoinSet::new();
-        loop {
+        while !self.is_over.load(Ordering::Relaxed) {
             ticks.tick().await;
-            while under_way.try_join_next().is_some() {}
+            while let Some(done) = under_way.try_join_next() {
+                done.unwrap();
+            }
             for client in rota.by_ref().take(2) {
                 let load = self.clone();
                 under_way.spawn(async move {
@@ -146,6 +155,7 @@ impl Load {
             let load = self.clone();
             under_way.spawn(async move { load.newcomer().await });
         }
+        under_way.join_all().await;
     }
 
     /// Everybody asks until refused.

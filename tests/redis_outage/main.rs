@@ -13,6 +13,7 @@ mod support;
 mod answers;
 mod cases;
 mod load;
+mod matrix;
 mod path;
 mod process;
 mod run;

@@ -8,7 +8,7 @@ use crate::support::Mode;
 
 #[tokio::test]
 async fn fault_10_swallowed_from_the_start() {
-    let mut run = Run::proxied(10, "a proxy accepts and swallows, from the start").await;
+    let mut run = Run::proxied(10).await;
     run.proxy().set_mode(Mode::Swallow);
     run.begin_in_trouble().await;
     run.suffer().await;
@@ -24,7 +24,7 @@ async fn fault_10_swallowed_from_the_start() {
 
 #[tokio::test]
 async fn fault_11_swallowed_in_mid_run() {
-    let mut run = Run::proxied(11, "a proxy accepts and swallows, in mid-run").await;
+    let mut run = Run::proxied(11).await;
     run.begin().await;
     run.proxy().set_mode(Mode::Swallow);
     run.suffer().await;
@@ -40,7 +40,7 @@ async fn fault_11_swallowed_in_mid_run() {
 
 #[tokio::test]
 async fn fault_12_20_ms_a_round_trip() {
-    let mut run = Run::proxied(12, "20 ms more a round trip").await;
+    let mut run = Run::proxied(12).await;
     run.begin().await;
     run.proxy().set_mode(Mode::Delay(ms(20)));
     run.suffer().await;
@@ -51,7 +51,7 @@ async fn fault_12_20_ms_a_round_trip() {
 
 #[tokio::test]
 async fn fault_13_80_ms_a_round_trip() {
-    let mut run = Run::proxied(13, "80 ms more a round trip").await;
+    let mut run = Run::proxied(13).await;
     run.begin().await;
     run.proxy().set_mode(Mode::Delay(ms(80)));
     run.suffer().await;
@@ -62,7 +62,7 @@ async fn fault_13_80_ms_a_round_trip() {
 
 #[tokio::test]
 async fn fault_14_300_ms_a_round_trip() {
-    let mut run = Run::proxied(14, "300 ms more a round trip").await;
+    let mut run = Run::proxied(14).await;
     run.begin().await;
     run.proxy().set_mode(Mode::Delay(ms(300)));
     run.suffer().await;
@@ -80,7 +80,7 @@ async fn fault_14_300_ms_a_round_trip() {
 /// It answers the probe, and every check too late.
 #[tokio::test]
 async fn fault_19_150_ms_a_round_trip() {
-    let mut run = Run::proxied(19, "150 ms more a round trip, for 4 s").await;
+    let mut run = Run::proxied(19).await;
     run.begin().await;
     run.proxy().set_mode(Mode::Delay(ms(150)));
     run.wait(ms(4000)).await;
@@ -96,7 +96,7 @@ async fn fault_19_150_ms_a_round_trip() {
 
 #[tokio::test]
 async fn fault_15_one_answer_late() {
-    let mut run = Run::proxied(15, "one answer late by 150 ms").await;
+    let mut run = Run::proxied(15).await;
     run.begin().await;
     run.proxy().set_mode(Mode::Delay(ms(150)));
     let before = run.proxy().round_trips();
@@ -117,7 +117,7 @@ async fn fault_15_one_answer_late() {
 
 #[tokio::test]
 async fn fault_16_reset_in_mid_reply() {
-    let mut run = Run::proxied(16, "reset in the middle of each reply").await;
+    let mut run = Run::proxied(16).await;
     run.begin().await;
     run.proxy().set_mode(Mode::ResetReplyAfter(6));
     run.suffer().await;
@@ -133,7 +133,7 @@ async fn fault_16_reset_in_mid_reply() {
 
 #[tokio::test]
 async fn fault_17_half_a_reply_and_the_end() {
-    let mut run = Run::proxied(17, "half of each reply, then closed").await;
+    let mut run = Run::proxied(17).await;
     run.begin().await;
     run.proxy().set_mode(Mode::CutReplyAfter(6));
     run.suffer().await;
@@ -149,7 +149,7 @@ async fn fault_17_half_a_reply_and_the_end() {
 
 #[tokio::test]
 async fn fault_18_half_a_reply_and_silence() {
-    let mut run = Run::proxied(18, "half of each reply, then silence").await;
+    let mut run = Run::proxied(18).await;
     run.begin().await;
     run.proxy().set_mode(Mode::SilentReplyAfter(6));
     run.suffer().await;

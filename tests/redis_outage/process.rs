@@ -12,7 +12,7 @@ use crate::support::RedisServer;
 async fn fault_01_absent_at_start() {
     let mut server = RedisServer::start();
     server.kill();
-    let mut run = Run::direct(1, "absent at start", server).await;
+    let mut run = Run::direct(1, server).await;
     run.begin_in_trouble().await;
     run.suffer().await;
     run.server(RedisServer::restart).await;
@@ -27,7 +27,7 @@ async fn fault_01_absent_at_start() {
 
 #[tokio::test]
 async fn fault_02_sigkill_and_restart() {
-    let mut run = Run::direct(2, "SIGKILL, later started again, empty", RedisServer::start()).await;
+    let mut run = Run::direct(2, RedisServer::start()).await;
     run.begin().await;
     run.server(RedisServer::kill).await;
     run.suffer().await;
@@ -45,7 +45,7 @@ async fn fault_02_sigkill_and_restart() {
 async fn fault_03_sigstop_before_the_first_use() {
     let server = RedisServer::start();
     server.stop_signal();
-    let mut run = Run::direct(3, "SIGSTOP before the first use", server).await;
+    let mut run = Run::direct(3, server).await;
     run.begin_in_trouble().await;
     run.suffer().await;
     run.server(|server| server.cont()).await;
@@ -60,7 +60,7 @@ async fn fault_03_sigstop_before_the_first_use() {
 
 #[tokio::test]
 async fn fault_04_sigstop_in_mid_run() {
-    let mut run = Run::direct(4, "SIGSTOP in mid-run, SIGCONT after a while", RedisServer::start()).await;
+    let mut run = Run::direct(4, RedisServer::start()).await;
     run.begin().await;
     run.server(|server| server.stop_signal()).await;
     run.suffer().await;
@@ -76,7 +76,7 @@ async fn fault_04_sigstop_in_mid_run() {
 
 #[tokio::test]
 async fn fault_05_sigcont_before_the_third_deadline() {
-    let mut run = Run::direct(5, "SIGSTOP, SIGCONT after 150 ms", RedisServer::start()).await;
+    let mut run = Run::direct(5, RedisServer::start()).await;
     run.begin().await;
     run.server(|server| {
         server.stop_signal();
@@ -97,7 +97,7 @@ async fn fault_05_sigcont_before_the_third_deadline() {
 async fn fault_06_restart_with_an_empty_script_cache() {
     let keeps = ["--appendonly", "yes", "--appendfsync", "always"];
     let server = RedisServer::start_with(&keeps);
-    let mut run = Run::direct(6, "restart at once, with its data and without the script", server).await;
+    let mut run = Run::direct(6, server).await;
     run.begin().await;
     run.server(|server| {
         server.shutdown();
@@ -124,7 +124,7 @@ async fn fault_07_loading() {
     let server = RedisServer::start_with(&slow);
     let filler = "for i = 1, 1500 do redis.call('SET', 'filler' .. i, string.rep('x' .. i, 200)) end";
     server.command(&["EVAL", filler, "0"]);
-    let mut run = Run::direct(7, "LOADING", server).await;
+    let mut run = Run::direct(7, server).await;
     run.begin().await;
     run.server(|server| {
         server.command(&["SAVE"]);
@@ -145,7 +145,7 @@ async fn fault_07_loading() {
 
 #[tokio::test]
 async fn fault_08_flapping() {
-    let mut run = Run::direct(8, "killed and started every 300 ms for 5 s", RedisServer::start()).await;
+    let mut run = Run::direct(8, RedisServer::start()).await;
     run.begin().await;
     run.server(|server| {
         let started = Instant::now();

@@ -11,6 +11,7 @@ use tower_ratelimit::{RateLimiter, test_util};
 use tracing::subscriber::DefaultGuard;
 
 use crate::load::{CLIENTS, LIMIT, Load, Watch, address};
+use crate::matrix;
 use crate::setup::ms;
 use crate::support::{Logs, Proxy, RedisServer};
 
@@ -23,6 +24,13 @@ const SLACK: Duration = Duration::from_millis(50);
 
 /// For all requests that came while there was no connection.
 const MEDIAN_ALONE: Duration = Duration::from_millis(1);
+
+/// What a charge of unknown outcome may cost a client that it counts twice
+/// against: one for each deadline that is waited for.
+const SHY: u64 = 3;
+
+/// From here on a stall of the machine can make a check miss its deadline.
+const STALLED: Duration = Duration::from_millis(15);
 
 /// Redis decides again within this time of its return.
 const RETURN: Duration = Duration::from_secs(2);
@@ -72,26 +80,21 @@ pub(crate) struct Run {
 
 impl Run {
     /// Straight to the server.
-    pub(crate) async fn direct(number: u8, fault: &'static str, server: RedisServer) -> Self {
+    pub(crate) async fn direct(number: u8, server: RedisServer) -> Self {
         let url = server.url();
-        Self::start((number, fault), server, None, url).await
+        Self::start(number, server, None, url).await
     }
 
     /// Through a proxy.
-    pub(crate) async fn proxied(number: u8, fault: &'static str) -> Self {
+    pub(crate) async fn proxied(number: u8) -> Self {
         let server = RedisServer::start();
         let proxy = Proxy::start(server.addr()).await;
         let url = proxy.url();
-        Self::start((number, fault), server, Some(proxy), url).await
+        Self::start(number, server, Some(proxy), url).await
     }
 
     /// Nothing is sent before [`begin`](Self::begin).
-    pub(crate) async fn start(
-        row: (u8, &'static str),
-        server: RedisServer,
-        proxy: Option<Proxy>,
-        url: String,
-    ) -> Self {
+    pub(crate) async fn start(number: u8, server: RedisServer, proxy: Option<Proxy>, url: String) -> Self {
         let (logs, logging) = Logs::capture();
         let watch = Watch::default();
         let namespace = test_util::namespace();
@@ -105,7 +108,7 @@ impl Run {
             tasks.spawn(count_sockets(server.port(), Arc::clone(&sockets)));
         }
         Self {
-            row,
+            row: (number, matrix::name(number)),
             server: Arc::new(Mutex::new(server)),
             proxy,
             limiter,
@@ -195,8 +198,9 @@ impl Run {
     }
 
     /// Everybody uses up what is left; prints the row, and checks it.
-    pub(crate) async fn end(self, expected: Expected) {
-        self.traffic.abort();
+    pub(crate) async fn end(mut self, expected: Expected) {
+        self.load.stop();
+        (&mut self.traffic).await.unwrap();
         self.load.drain().await;
         let fault = self.row.1;
         self.print();
@@ -205,11 +209,16 @@ impl Run {
         assert_eq!(load.server_errors(), 0, "{fault}: answers of 5xx");
         let (slowest, stall) = (load.slowest(), load.stall());
         assert!(slowest <= DEADLINE + SLACK + stall, "{fault}: {slowest:?} with a stall of {stall:?}");
-        if let Some(median) = load.median_alone() {
-            assert!(median < MEDIAN_ALONE, "{fault}: {median:?} in the middle without a connection");
+        let is_away = |lines: &[&str]| lines.iter().any(|line| line.starts_with("lost"));
+        match load.median_alone() {
+            Some(median) => {
+                assert!(median < MEDIAN_ALONE, "{fault}: {median:?} in the middle without a connection");
+            }
+            None => assert!(!expected.lines.is_none_or(is_away), "{fault}: nobody came meanwhile"),
         }
         for (client, admitted) in load.admitted().into_iter().enumerate() {
-            assert!(admitted <= LIMIT, "{fault}: client {client} was admitted {admitted} times");
+            let enforced = LIMIT - SHY..=LIMIT;
+            assert!(enforced.contains(&admitted), "{fault}: client {client} was admitted {admitted} times");
         }
         let sockets = *self.sockets.lock().unwrap();
         // The server's helper keeps one for the test's own commands.
@@ -221,6 +230,11 @@ impl Run {
         let reasons = self.watch.reasons();
         match expected.reason {
             Some(reason) => assert!(reasons.contains(&reason), "{fault}: fell back for {reasons:?}"),
+            // Of the deadline, 20 ms are left by the slowest path here: a machine
+            // that stalls for longer makes answers late by itself.
+            None if stall >= STALLED => {
+                assert!(reasons.iter().all(|reason| *reason == StoreErrorKind::Timeout))
+            }
             None => assert_eq!(reasons, [], "{fault}: Redis has decided everything"),
         }
         self.assert_redis_counts_what_was_admitted().await;
@@ -237,9 +251,10 @@ impl Run {
             None => String::from("never"),
         };
         println!(
-            "| {number:02} | {fault} | {} | {:.1} ms | {:.3} ms | {admitted} of {allowed} | {recovery} |",
+            "| {number:02} | {fault} | {} | {:.1} ms | {:.1} ms | {:.3} ms | {admitted} of {allowed} | {recovery} |",
             load.requests(),
             load.slowest().as_secs_f64() * 1000.0,
+            load.stall().as_secs_f64() * 1000.0,
             load.median_alone().unwrap_or_else(|| load.median()).as_secs_f64() * 1000.0,
         );
     }

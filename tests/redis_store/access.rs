@@ -125,7 +125,7 @@ fn the_documented_user_is_the_tested_one() {
 /// Nothing of it can be left out, and whoever does is told so when the limiter
 /// connects, not when somebody's second request needs it.
 #[tokio::test]
-async fn a_user_that_lacks_one_right_is_told_once_and_never_decides() {
+async fn o_rds_9_a_user_that_lacks_one_right_is_told_once_and_never_decides() {
     let server = RedisServer::start();
     let (logs, _guard) = Logs::capture();
     for missing in COMMANDS {
@@ -143,6 +143,7 @@ async fn a_user_that_lacks_one_right_is_told_once_and_never_decides() {
         tokio::time::sleep(ms(250)).await;
         assert!(!limiter.is_connected(), "{missing}");
         assert_one_error(&logs, missing);
+        assert_eq!(limiter.health().unwrap().last_error(), Some(StoreErrorKind::Forbidden), "{missing}");
     }
 }
 
@@ -168,6 +169,9 @@ async fn o_rds_9_wrong_password_looks_like_an_outage() {
         }
         tokio::time::sleep(ms(400)).await;
         assert_one_error(&logs, credentials);
+        let health = limiter.health().unwrap();
+        assert_eq!(health.last_error(), Some(StoreErrorKind::Auth));
+        assert!(health.last_error().unwrap().is_misconfiguration());
         assert!(!logs.contains(secret), "{:?}", logs.matching(secret));
         // 25 to 50 ms, then 50 to 100, 100 to 200, ...
         let attempts = connections(&server) - before;

@@ -127,7 +127,7 @@ async fn a_block_found_without_ttl_gets_its_length_or_the_window() {
 }
 
 #[tokio::test]
-async fn a_block_holds_on_every_replica_and_outlives_the_one_that_started_it() {
+async fn o_fb_5_a_block_holds_on_every_replica_and_outlives_the_one_that_started_it() {
     let redis = Redis::start();
     let policy = || fixed("login", 3, 60_000).block_for(ms(60_000));
     {

@@ -1,17 +1,21 @@
 //! What a policy does while Redis cannot decide is its own choice.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use http::Response;
+use axum::Router;
+use axum::body::Body;
+use axum::routing::{get, post};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::observe::Observer;
 use tower_ratelimit::store::{StoreErrorKind, StoreState};
 use tower_ratelimit::{OnStoreFailure, Policy, RateLimitLayer, RateLimiter, Refusal, Source};
 
-use crate::setup::{Redis, builder, eventually, fixed, hit, ms, request_from};
-use crate::support::free_port;
+use crate::setup::{Redis, builder, client, eventually, fixed, hit, ms, request_from};
+use crate::support::{Logs, free_port};
 
 /// A limiter whose Redis was never there.
 fn alone() -> RateLimiter {
@@ -80,6 +84,56 @@ async fn o_fb_2_failing_open_on_the_login_route() {
 
     let (unset, _) = four_answers([fixed("login", 3, 60_000)]).await;
     assert_eq!(statuses(&unset), [200, 200, 200, 429], "the default is not to fail open");
+}
+
+/// What was decided without Redis, by policy and reason.
+#[derive(Clone, Default)]
+struct Fallbacks(Arc<Mutex<Vec<(String, StoreErrorKind)>>>);
+
+impl Observer for Fallbacks {
+    fn fell_back(&self, policy: &str, reason: StoreErrorKind) {
+        self.0.lock().unwrap().push((policy.to_owned(), reason));
+    }
+}
+
+#[tokio::test]
+async fn o_fb_2_login_is_closed_while_news_are_open() {
+    let (logs, _guard) = Logs::capture();
+    let fallbacks = Fallbacks::default();
+    let url = format!("redis://127.0.0.1:{}", free_port());
+    let limiter = builder(url).deadline(ms(100)).observer(fallbacks.clone()).build().unwrap();
+    let tried = Arc::new(AtomicUsize::new(0));
+    let login = {
+        let tried = tried.clone();
+        move || {
+            tried.fetch_add(1, Ordering::Relaxed);
+            async { StatusCode::UNAUTHORIZED }
+        }
+    };
+    let layer = |policy| RateLimitLayer::builder(limiter.clone()).policy(policy).build().unwrap();
+    let app = Router::new()
+        .route("/login", post(login).layer(layer(choosing("login", OnStoreFailure::Deny))))
+        .route("/news", get(async || "news").layer(layer(choosing("news", OnStoreFailure::Allow))));
+    let ask = async |method: Method, path: &str| {
+        let request = Request::builder().method(method).uri(path).extension(client(1)).body(Body::empty());
+        app.clone().oneshot(request.unwrap()).await.unwrap()
+    };
+    for _ in 0..20 {
+        let refused = ask(Method::POST, "/login").await;
+        assert_eq!(
+            (refused.status().as_u16(), &refused.headers()["retry-after"]),
+            (503, &"1".parse().unwrap())
+        );
+        assert_eq!(ask(Method::GET, "/news").await.status(), 200);
+    }
+    assert_eq!(tried.load(Ordering::Relaxed), 0, "no password was tried");
+    assert_eq!(logs.matching("rate limit store lost").len(), 1, "an open route is not silent");
+    let fallbacks = fallbacks.0.lock().unwrap();
+    for policy in ["login", "news"] {
+        let reasons: Vec<_> =
+            fallbacks.iter().filter(|(of, _)| of == policy).map(|(_, reason)| *reason).collect();
+        assert_eq!(reasons, [StoreErrorKind::Disconnected; 20], "{policy}");
+    }
 }
 
 #[tokio::test]

@@ -1,12 +1,14 @@
 //! What was counted here while Redis could not be asked is paid when it is
 //! back, once, so that nobody gets a second budget.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tower_ratelimit::{PolicyHandle, RateLimiter, Refusal, Source};
 
 use crate::setup::{Dice, Redis, builder, connect, eventually, fixed, hit, ms, who};
-use crate::support::{Mode, Proxy};
+use crate::support::{Mode, Proxy, RedisServer};
 
 /// Asks until refused, and answers how many were admitted.
 async fn drain(limiter: &RateLimiter, policy: &PolicyHandle, name: &str) -> u64 {
@@ -168,23 +170,47 @@ async fn a_payment_that_is_cut_and_sent_again_counts_once() {
     }
 }
 
+/// Who asks no more is paid for in batches, which may be cut as well: their
+/// answers in part, or the connection at any time around the healthy second.
 #[tokio::test]
-async fn o_fb_1_four_replicas_with_a_quarter_each_admit_the_limit() {
-    let mut redis = Redis::start();
-    let replica = || redis.builder().fallback_share(1, 4).build().unwrap();
-    let replicas: Vec<_> = (0..4).map(|_| replica()).collect();
-    let policies: Vec<_> =
-        replicas.iter().map(|replica| replica.policy(fixed("http", 100, 60_000)).unwrap()).collect();
-    for i in 0..80 {
-        let decision = hit(&replicas[i % 4], &policies[i % 4], "ann").await;
-        assert_eq!(decision.source(), Source::Redis);
+async fn batches_that_are_cut_and_sent_again_count_once() {
+    const IDLE: [&str; 5] = ["a", "b", "c", "d", "e"];
+    let server = Arc::new(RedisServer::start());
+    let mut rounds = JoinSet::new();
+    for round in 0..20 {
+        let server = server.clone();
+        rounds.spawn(async move {
+            let mut dice = Dice::new(round + 1);
+            let proxy = Proxy::start(server.addr()).await;
+            let limiter =
+                builder(proxy.url()).namespace(format!("round-{round}")).deadline(ms(500)).build().unwrap();
+            connect(&limiter).await;
+            let http = limiter.policy(fixed("http", 100, 60_000)).unwrap();
+            let keys = IDLE.map(|name| http.store_key(&who(name)));
+            for name in IDLE.iter().cycle().take(10) {
+                assert_eq!(hit(&limiter, &http, name).await.source(), Source::Redis);
+            }
+            proxy.set_mode(Mode::Reset);
+            eventually("the connection is lost", || !limiter.is_connected()).await;
+            for name in IDLE.iter().cycle().take(15) {
+                assert_eq!(hit(&limiter, &http, name).await.source(), Source::Local);
+            }
+            proxy.set_mode(Mode::Forward);
+            back_on_redis(&limiter).await;
+            if round % 2 == 0 {
+                proxy.set_mode(Mode::CutReplyAfter(usize::try_from(dice.roll(60)).unwrap()));
+                eventually("the batch is cut", || !limiter.is_connected()).await;
+                proxy.set_mode(Mode::Forward);
+            } else {
+                tokio::time::sleep(Duration::from_micros(990_000 + dice.roll(20_000))).await;
+                proxy.drop_connections();
+            }
+            let paid = || keys.iter().all(|key| server.get(key).as_deref() == Some("5"));
+            eventually("all is paid", paid).await;
+            // Another round of batches has nothing to add.
+            tokio::time::sleep(ms(1500)).await;
+            assert!(paid(), "round {round}: nothing was added twice");
+        });
     }
-    redis.server.kill();
-    let (mut more, mut fresh) = (0, 0);
-    for (replica, policy) in replicas.iter().zip(&policies) {
-        more += drain(replica, policy, "ann").await;
-        fresh += drain(replica, policy, "newcomer").await;
-    }
-    assert!((20..=24).contains(&more), "{more} more after 80 of 100");
-    assert_eq!(fresh, 100, "a window that starts meanwhile");
+    rounds.join_all().await;
 }
