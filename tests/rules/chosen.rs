@@ -25,6 +25,7 @@ async fn the_first_rule_that_holds_applies_and_otherwise_the_default() {
         (ask("BREW", "/v2/coffee"), Some(2)),
         (ask("GET", "/").who("acme.ann.free"), Some(9)),
         (ask("GET", "/free"), None),
+        (ask("GET", "/free/"), Some(1)),
         (ask("GET", "/elsewhere"), Some(1)),
     ] {
         assert_eq!(ruled.ask(request).await.limit, limit);
@@ -146,7 +147,7 @@ async fn o_key_2_without_a_router_the_rules_pattern_is_the_route() {
 }
 
 #[tokio::test]
-async fn where_a_router_has_matched_its_pattern_decides() {
+async fn where_a_router_has_matched_its_pattern_decides_and_the_path_as_it_is() {
     use axum::Router;
     use axum::body::Body;
     use axum::routing::any;
@@ -154,19 +155,27 @@ async fn where_a_router_has_matched_its_pattern_decides() {
     use tower::ServiceExt as _;
     use tower_ratelimit::{RateLimitLayer, RateLimiter, rules::LiveRules};
 
-    let rules =
-        RuleSet::new().rule(Rule::route("/api/{id}").limit(minute("api", 4))).otherwise(minute("http", 7));
+    let rules = RuleSet::new()
+        .rule(Rule::route("/api/{id}").limit(minute("api", 4)))
+        .rule(Rule::route("/proxied/login").limit(minute("login", 5)))
+        .rule(Rule::route("/proxied/free"))
+        .otherwise(minute("http", 7));
     let limiter = RateLimiter::memory();
     let live = LiveRules::new(&limiter, rules).unwrap();
     let layer = RateLimitLayer::builder(limiter).rules(live).build().unwrap();
     let app: Router = Router::new()
         .route("/api/{thing}", any(|| async {}))
         .route("/api/{thing}/deep", any(|| async {}))
+        .route("/proxied/{*rest}", any(|| async {}))
         .layer(layer);
     let limit = async |path: &str| {
         let response = app.clone().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
-        response.headers()["x-ratelimit-limit"].to_str().unwrap().to_owned()
+        let limit = response.headers().get("x-ratelimit-limit");
+        limit.map_or_else(String::new, |limit| limit.to_str().unwrap().to_owned())
     };
+    assert_eq!(limit("/proxied/login").await, "5");
+    assert_eq!(limit("/proxied/free").await, "");
+    assert_eq!(limit("/proxied//free").await, "7", "handled elsewhere, so not free");
     assert_eq!(limit("/api/7").await, "4");
     assert_eq!(limit("/api/a%2Fb").await, "4");
     assert_eq!(limit("/api/7/deep").await, "7");
