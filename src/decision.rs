@@ -21,6 +21,10 @@ pub struct Decision {
     pub(crate) shadow: bool,
     /// Whether the numbers were counted, or mean nothing.
     pub(crate) counted: bool,
+    pub(crate) window_ms: u64,
+    /// What each policy made of the check, where somebody has asked for that:
+    /// shared, so that a decision stays small.
+    pub(crate) each: Option<Arc<[Self]>>,
     /// When it was made, on the limiter's clock.
     pub(crate) at: Millis,
 }
@@ -50,6 +54,13 @@ impl Decision {
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// In how long the limit is allowed: the policy's window; of a bucket, whose
+    /// limit is its burst, the time in which it fills.
+    #[must_use]
+    pub fn window(&self) -> Duration {
+        Duration::from_millis(self.window_ms)
     }
 
     /// How much of the limit is used. Can exceed it when another program
@@ -105,6 +116,32 @@ impl Decision {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
+    }
+
+    /// What each policy of the check made of it, in order, this one among them.
+    ///
+    /// All of them where a layer has refused, and where it writes the
+    /// [standard fields](crate::middleware::RateLimitLayerBuilder::standard_fields);
+    /// otherwise this one alone, as a list would have to be allocated.
+    pub fn each_policy(&self) -> &[Self] {
+        self.each.as_deref().unwrap_or(std::slice::from_ref(self))
+    }
+
+    /// The policies that refuse a request, each with its own wait.
+    pub(crate) fn violated(&self) -> impl Iterator<Item = &Self> {
+        self.each_policy().iter().filter(|part| !part.shadow && part.outcome.refusal.is_some())
+    }
+
+    /// The numbers after some of its policies were settled: given back, there is
+    /// more left than was told at admission, unless another policy has less.
+    pub(crate) fn updated_by(self, after: Self) -> Self {
+        let newest = |part: &Self| {
+            after.each_policy().iter().find(|new| new.policy == part.policy).unwrap_or(part).clone()
+        };
+        let each = self.each.as_ref().map(|each| each.iter().map(newest).collect());
+        let decides = after.policy == self.policy || after.is_tighter_than(&self);
+        let decided = if decides { after } else { self };
+        Self { each, ..decided }
     }
 
     /// Whether a client that was told this has nothing to gain from an

@@ -75,12 +75,16 @@
 //!    refused request adds to no count; it may start a
 //!    [block](Policy::block_for).
 //! 5. **Forward or refuse.** The inner service is called after the verdict, never
-//!    before. A refusal is 429 (RFC 6585) with a JSON body, or
+//!    before. A refusal is 429 (RFC 6585) with JSON or problem details (RFC 9457), as
+//!    the client prefers; to a gRPC call it is a [gRPC status](response#grpc); or it is
 //!    [your own response](response::Reply).
 //! 6. **Headers.** `x-ratelimit-limit`, `-remaining` and `-reset` on every
 //!    response that was limited, whatever its status; `retry-after` (RFC 9110,
 //!    section 10.2.3) in whole seconds, rounded up and at least 1, on refusals.
-//!    What the inner service has set is never made more permissive.
+//!    `RateLimit` and `RateLimit-Policy`, the IETF's draft,
+//!    [on demand](middleware::RateLimitLayerBuilder::standard_fields).
+//!    What the inner service has set is never made more permissive. How a client
+//!    reads all that, and waits, is on a page for [callers](calling).
 //!
 //! A request is **charged when its future is first polled**, not when the service
 //! is called, and once for each policy, however many layers with that policy it
@@ -145,7 +149,7 @@
 //! **Not yet** in this version:
 //!
 //! * No Redis Cluster: a redirect is reported as a misconfiguration.
-//! * No sliding window, token bucket, refund, or gRPC-shaped refusal.
+//! * No sliding window, token bucket, or refund.
 //!
 //! Which servers, what their user may do, TLS, eviction, and managed services:
 //! [Redis servers](store#redis-servers).
@@ -213,6 +217,33 @@
 //! and is private or being refused, are told as an `error` event with the line to add, at once and every
 //! minute while it lasts: see [`Problem`](observe::Problem). Requests without any
 //! address share one bucket.
+//!
+//! # Beside other middleware
+//!
+//! From the outside to the inside, as in one `tower::ServiceBuilder`; with axum's
+//! `Router::layer` the last one that is added is the outermost:
+//!
+//! | layer | why there |
+//! |---|---|
+//! | request id, trace | they see refusals too |
+//! | CORS, with [`EXPOSED_HEADERS`](response::EXPOSED_HEADERS) | a browser hides from its page a refusal without CORS headers. Preflights are free wherever it is |
+//! | compression | refusals are packed as well |
+//! | load shed, concurrency limit, buffer | what is shed, or goes away while it waits, costs nobody anything |
+//! | authentication | where the identity is what it verifies. A limit by address goes outside of it, against guessing |
+//! | **`RateLimitLayer`** | |
+//! | catch-panic, timeout, body limit | their responses are limited ones and say what is left; who sends too much is charged |
+//! | retry | one request is charged once, however often it is tried |
+//! | tonic-web, around gRPC routes only | over HTTP/1.1 it answers everything else with 400 |
+//!
+//! A timeout outside is right as well: a request that it drops after the verdict
+//! counts once. A retry outside charges each try.
+//!
+//! **Streams.** A WebSocket's upgrade and an event stream are one request each. They
+//! are refused before anything of them begins, with a plain 429; open, they hold
+//! nothing of the limiter, and their frames are not counted. Frames that should be
+//! are charged by [`RateLimiter::check`], to the same counter: the same policy, and
+//! the [`Key`] that the layer counts by, which is
+//! `Key::builder().network(ip, 32, 64).finish()` for the default one.
 //!
 //! # What an algorithm admits
 //!
@@ -286,7 +317,7 @@
 //!   as `cargo bench --bench local` prints.
 //! * **Allocations.** In memory the check, and the layer around one service without
 //!   headers, allocate nothing. The headers take four allocations, two of them in the
-//!   header map. Where a layer wraps several services, as axum's `Router` has it do
+//!   header map, the standard fields more. Where a layer wraps several services, as axum's `Router` has it do
 //!   for each route, or where a policy stands in several layers, a marker in the
 //!   request's extensions takes two more. A refusal allocates its response, a check
 //!   with Redis its message and future.
@@ -300,7 +331,7 @@
 //! | `axum` | yes | reads axum's `ConnectInfo`, `MatchedPath` and `OriginalUri` | axum, without its default features |
 //! | `redis` | yes | `RateLimiter::redis`, `RateLimitLayer::redis` | redis, deadpool-redis, fastrand, tokio's runtime |
 //! | `tls` | no | `rediss://` URLs, [`redis_ca`](RateLimiterBuilder#method.redis_ca) | `redis`, and rustls with ring (a C compiler) and webpki-roots |
-//! | `tonic` | no | reads tonic's `TcpConnectInfo` | tonic, server only |
+//! | `tonic` | no | reads tonic's `TcpConnectInfo`, keeps `NamedService`, adds RetryInfo and QuotaFailure to refused gRPC calls | tonic, server only, and tonic-types |
 //! | `metrics` | no | `observe::Metrics`, which reports through the `metrics` facade once it is installed | metrics |
 //! | `unicode` | no | `identity::normalize::account`: trim, lower case, NFC | unicode-normalization |
 //! | `rules-file` | no | `rules::RulesFile`: rules from a TOML file | toml, its parser only |
@@ -325,6 +356,7 @@
 )]
 
 mod algorithm;
+pub mod calling;
 mod clock;
 mod decision;
 pub mod identity;

@@ -317,6 +317,16 @@ impl Policy {
         &self.name
     }
 
+    /// In how long what a client is told as the limit is allowed: of a bucket, which
+    /// tells its burst, the time in which it fills.
+    pub(crate) fn quota_window_ms(&self) -> u64 {
+        let window = self.rate.window_ms;
+        match self.max_burst() {
+            Some(burst) if self.rate.limit > 0 => burst.saturating_mul(window).div_ceil(self.rate.limit),
+            _ => window,
+        }
+    }
+
     /// The block in milliseconds, 0 for none.
     pub(crate) fn block_ms(&self) -> u64 {
         self.block_for.and_then(whole_millis).unwrap_or(0)

@@ -117,6 +117,19 @@ fn headers_take_at_most_four_allocations() {
 }
 
 #[test]
+fn standard_fields_cost_those_who_ask_for_them() {
+    // The list of the policies, and for each field the text and its value.
+    let allocated = allocations_of(&builder().without_headers().standard_fields().build().unwrap());
+    assert!((1..=8).contains(&allocated), "{allocated}");
+}
+
+#[test]
+fn a_decision_is_small() {
+    let size = size_of::<tower_ratelimit::Decision>();
+    assert!(size <= 128, "{size} bytes");
+}
+
+#[test]
 fn a_future_is_small_enough_to_live_on_the_stack() {
     let mut service = builder().build().unwrap().layer(Bare);
     let size = size_of_val(&service.call(request()));

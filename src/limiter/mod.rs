@@ -23,6 +23,7 @@ pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
 use self::settle::Reservation;
 pub use self::settle::Reserved;
+pub(crate) use self::settle::Settling;
 use crate::algorithm::{Act, Rule};
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
@@ -87,6 +88,7 @@ pub struct Charge {
     policy: PolicyHandle,
     key: Key,
     cost: u64,
+    listing: Listing,
     /// In place of the policy's.
     limit: Option<u64>,
     act: Act,
@@ -94,10 +96,27 @@ pub struct Charge {
     reservation: Option<Reservation>,
 }
 
+/// Whether a decision lists what each policy of the check made of it. A list
+/// costs an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Listing {
+    Never,
+    OnRefusal,
+    Always,
+}
+
 impl Charge {
     /// A charge of 1.
     pub fn new(policy: &PolicyHandle, key: Key) -> Self {
-        Self { policy: policy.clone(), key, cost: 1, limit: None, act: Act::Charge, reservation: None }
+        Self {
+            policy: policy.clone(),
+            key,
+            cost: 1,
+            limit: None,
+            act: Act::Charge,
+            reservation: None,
+            listing: Listing::Never,
+        }
     }
 
     /// Another limit for this identity, on the same count: a plan, or a customer
@@ -115,6 +134,10 @@ impl Charge {
     pub fn cost(mut self, cost: u64) -> Self {
         self.cost = cost;
         self
+    }
+
+    pub(crate) fn list(&mut self, listing: Listing) {
+        self.listing = listing;
     }
 
     pub(crate) fn policy(&self) -> &PolicyHandle {
@@ -484,7 +507,18 @@ impl Inner {
                 deciding = i;
             }
         }
-        decision(&charges[deciding], answers[deciding], source, self.clock.now())
+        let now = self.clock.now();
+        let decided = decision(&charges[deciding], answers[deciding], source, now);
+        let is_listed = match charges[deciding].listing {
+            Listing::Never => false,
+            Listing::OnRefusal => is_refused,
+            Listing::Always => true,
+        };
+        if charges.len() == 1 || !is_listed {
+            return decided;
+        }
+        let each = charges.iter().zip(answers).map(|(charge, answer)| decision(charge, *answer, source, now));
+        Decision { each: Some(each.collect()), ..decided }
     }
 
     fn tell(&self, charge: &Charge, answer: &Answer, check_refused: bool, source: Source) {
@@ -547,6 +581,8 @@ fn decision(charge: &Charge, answer: Answer, source: Source, at: Millis) -> Deci
         source,
         shadow: policy.is_shadow(),
         counted: true,
+        window_ms: policy.quota_window_ms(),
+        each: None,
         at,
     }
 }

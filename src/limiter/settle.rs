@@ -4,12 +4,18 @@
 //! same time cannot pass by not being counted yet. Settling ends it and adds
 //! what it came to, past the limit if need be; one that nobody settles lapses.
 
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use arrayvec::ArrayVec;
 
-use super::{Charge, Charges, RateLimiter, distinct};
+use super::{Charge, Charges, Check, RateLimiter, distinct};
 use crate::algorithm::Act;
 use crate::decision::{Decision, Source};
 use crate::policy::MAX_POLICIES;
+#[cfg(feature = "redis")]
+use crate::store::memory::Charged;
 use crate::store::memory::Marker;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -47,21 +53,10 @@ impl Reserved {
     ///
     /// Answers with the numbers after it, `None` when nothing was held. One
     /// round trip to Redis; what Redis does not take is counted by this process
-    /// and told to Redis later. Dropped while Redis is asked, it may have been
-    /// counted, and otherwise lapses.
+    /// and told to Redis later. Once polled it goes on, also if it is dropped.
     pub async fn settle(self, actual: u64) -> Option<Decision> {
-        let settled = settled(&self.held, actual);
-        if settled.is_empty() {
-            return None;
-        }
-        Some(self.limiter.begin(&settled).await)
+        self.limiter.settle(&self.held, |_| actual).await
     }
-}
-
-/// What settles the reservations among these charges.
-pub(crate) fn settled(held: &Charges, actual: u64) -> Charges {
-    let settle = |charge: &Charge| Charge { act: Act::Settle, cost: actual, ..charge.clone() };
-    held.iter().filter(|charge| charge.reservation.is_some()).map(settle).collect()
 }
 
 impl Charge {
@@ -134,5 +129,65 @@ impl RateLimiter {
             return Err(StoreError::new(StoreErrorKind::Disconnected));
         }
         Ok(true)
+    }
+}
+
+/// A settlement under way. It goes on if this is dropped.
+pub(crate) enum Settling {
+    /// `None`: there was nothing to settle, or its runtime has ended.
+    Done(Option<Decision>),
+    #[cfg(feature = "redis")]
+    Waiting(tokio::task::JoinHandle<Decision>),
+}
+
+impl Future for Settling {
+    type Output = Option<Decision>;
+
+    fn poll(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<Option<Decision>> {
+        match self.get_mut() {
+            Self::Done(decision) => Poll::Ready(decision.take()),
+            #[cfg(feature = "redis")]
+            Self::Waiting(decision) => Pin::new(decision).poll(_cx).map(Result::ok),
+        }
+    }
+}
+
+impl RateLimiter {
+    /// Settles the reservations among these charges, each for what `actual` says
+    /// of its position. It does not depend on being polled: whoever asked for it
+    /// may be gone.
+    pub(crate) fn settle(&self, held: &Charges, actual: impl Fn(usize) -> u64) -> Settling {
+        let settle = |(i, charge): (usize, &Charge)| {
+            let settled = Charge { act: Act::Settle, cost: actual(i), ..charge.clone() };
+            charge.is_reserved().then_some(settled)
+        };
+        let charges: Charges = held.iter().enumerate().filter_map(settle).collect();
+        if charges.is_empty() {
+            return Settling::Done(None);
+        }
+        match self.begin(&charges) {
+            Check::Ready(decision) => Settling::Done(Some(decision)),
+            #[cfg(feature = "redis")]
+            Check::Waiting(check) => match tokio::runtime::Handle::try_current() {
+                Ok(runtime) => Settling::Waiting(runtime.spawn(check)),
+                // Dropped outside of any runtime: counted here, and paid later.
+                Err(_) => {
+                    let error = StoreError::new(StoreErrorKind::Disconnected);
+                    Settling::Done(Some(self.0.fall_back(&charges, &error, Charged::Unsent)))
+                }
+            },
+        }
+    }
+}
+
+impl Charge {
+    /// Whether it is held open.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.reservation.is_some()
+    }
+
+    /// How much of it is held open.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reservation.map_or(0, |held| held.amount)
     }
 }

@@ -12,7 +12,7 @@ use crate::identity::missing::Missing;
 use crate::identity::{self, ClientIp, Identify, RequestHead};
 use crate::limiter::{BuildError, RateLimiter};
 use crate::policy::Policy;
-use crate::response::{Fields, Json, Reply, ResetFormat};
+use crate::response::{Fields, Negotiated, Reply, ResetFormat};
 use crate::rules::{FixedRules, Limit, Rules, Who};
 
 /// Sets up a [`RateLimitLayer`].
@@ -62,6 +62,7 @@ pub struct RateLimitLayerBuilder {
     skip_ips: Vec<String>,
     charge_preflights: bool,
     headers: bool,
+    standard_fields: bool,
     reset: Option<ResetFormat>,
     reply: Option<Arc<dyn Reply>>,
     too_large: StatusCode,
@@ -82,6 +83,7 @@ impl RateLimitLayerBuilder {
             skip_ips: Vec::new(),
             charge_preflights: false,
             headers: true,
+            standard_fields: false,
             reset: None,
             reply: None,
             too_large: StatusCode::TOO_MANY_REQUESTS,
@@ -183,13 +185,56 @@ impl RateLimitLayerBuilder {
         self
     }
 
+    /// Writes `RateLimit-Policy` and `RateLimit` as well, as in the 11th version of
+    /// the IETF's draft `draft-ietf-httpapi-ratelimit-headers`, which is not an RFC:
+    /// a later version of this crate may follow a later draft. Default: off; they
+    /// allocate, and few clients read them.
+    ///
+    /// Each lists every policy that has counted the request, so that none is hidden
+    /// by a tighter one:
+    ///
+    /// ```text
+    /// ratelimit-policy: "login";q=5;w=900, "login-ip";q=50;w=900
+    /// ratelimit: "login";r=3;t=412, "login-ip";r=48;t=412
+    /// ```
+    ///
+    /// `q` may be used in each `w` seconds; `r` is left for the next `t` seconds. On a
+    /// refusal `RateLimit` lists the policies that refuse, each with its own wait;
+    /// `retry-after` is the longest of them. Lines of the inner service are kept.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::{Router, body::Body, http::Request, routing::get};
+    /// use tower::ServiceExt;
+    /// use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
+    ///
+    /// let layer = RateLimitLayer::builder(RateLimiter::memory())
+    ///     .policy(Policy::fixed_window("http", Rate::per_minute(100)))
+    ///     .standard_fields()
+    ///     .build()?;
+    /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    ///
+    /// let response = app.oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// assert_eq!(response.headers()["ratelimit-policy"], r#""http";q=100;w=60"#);
+    /// assert_eq!(response.headers()["ratelimit"], r#""http";r=99;t=60"#);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn standard_fields(mut self) -> Self {
+        self.standard_fields = true;
+        self
+    }
+
     /// How `x-ratelimit-reset` is written. Default: seconds since 1970.
     pub fn reset_format(mut self, format: ResetFormat) -> Self {
         self.reset = Some(format);
         self
     }
 
-    /// Builds the response of a refusal, see [`Reply`]. Default: JSON.
+    /// Builds the response of a refusal, see [`Reply`]. Default: [`Negotiated`], as
+    /// the client can read it; [`Problem`](response::Problem) for problem details
+    /// always.
     pub fn reply(mut self, reply: impl Reply) -> Self {
         self.reply = Some(Arc::new(reply));
         self
@@ -244,14 +289,19 @@ impl RateLimitLayerBuilder {
             }
             None => Arc::new(FixedRules::new(&self.limiter, self.limits)?),
         };
+        let fields = Fields {
+            enabled: self.headers,
+            standard: self.standard_fields,
+            reset: self.reset.unwrap_or_default(),
+        };
         Ok(RateLimitLayer::new(Shared {
             rules,
             who: Who { identity, missing: self.missing, client_ip },
             limiter: self.limiter,
             skips,
             charge_preflights: self.charge_preflights,
-            fields: Fields { enabled: self.headers, reset: self.reset.unwrap_or_default() },
-            reply: self.reply.unwrap_or_else(|| Arc::new(Json)),
+            fields,
+            reply: self.reply.unwrap_or_else(|| Arc::new(Negotiated)),
             too_large: self.too_large,
             decision_in_request: self.decision_in_request,
             decision_in_response: self.decision_in_response,

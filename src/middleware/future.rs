@@ -15,6 +15,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::Body;
+use super::settlement::SettledHead;
 use super::shared::{Admission, Checking, Shared, Shown};
 
 pin_project! {
@@ -23,9 +24,9 @@ pin_project! {
     /// Nothing is charged before its first poll. Dropped while Redis is asked,
     /// the request has counted once or not at all; dropped later, it counts.
     #[must_use = "futures do nothing unless polled"]
-    pub struct ResponseFuture<S, B, F> {
+    pub struct ResponseFuture<S, B, F, R> {
         #[pin]
-        stage: Stage<S, B, F>,
+        stage: Stage<S, B, F, R>,
         shared: Arc<Shared>,
     }
 }
@@ -33,21 +34,22 @@ pin_project! {
 pin_project! {
     #[project = StageProjection]
     #[project_replace = StageOwned]
-    enum Stage<S, B, F> {
+    enum Stage<S, B, F, R> {
         Start { service: S, request: Request<B> },
         Checking { checking: Checking, service: S, request: Request<B> },
         Inner { #[pin] future: F, shown: Option<Shown> },
+        Settling { settled: SettledHead, answer: Option<(Response<R>, Shown)> },
         Done,
     }
 }
 
-impl<S, B, F> ResponseFuture<S, B, F> {
+impl<S, B, F, R> ResponseFuture<S, B, F, R> {
     pub(super) fn new(service: S, request: Request<B>, shared: Arc<Shared>) -> Self {
         Self { stage: Stage::Start { service, request }, shared }
     }
 }
 
-impl<S, B, R> Future for ResponseFuture<S, B, S::Future>
+impl<S, B, R> Future for ResponseFuture<S, B, S::Future, R>
 where
     S: Service<Request<B>, Response = Response<R>>,
 {
@@ -62,12 +64,22 @@ where
                     ready!(this.shared.poll(checking, request, cx))
                 }
                 StageProjection::Inner { future, shown } => {
-                    let mut response = ready!(future.poll(cx))?;
-                    if let Some(shown) = shown.take() {
-                        this.shared.describe(&mut response, shown);
-                    }
+                    let response = ready!(future.poll(cx))?;
+                    let Some(mut shown) = shown.take() else {
+                        this.stage.set(Stage::Done);
+                        return Poll::Ready(Ok(response.map(Body::inner)));
+                    };
+                    let settled = shown.settle_by(&response);
+                    this.stage.set(Stage::Settling { settled, answer: Some((response, shown)) });
+                    continue;
+                }
+                StageProjection::Settling { settled, answer } => {
+                    let decision = ready!(Pin::new(settled).poll(cx));
+                    // As every future, this one is not polled after it is ready.
+                    let Some((mut response, shown)) = answer.take() else { return Poll::Pending };
+                    let held = this.shared.describe(&mut response, shown, decision);
                     this.stage.set(Stage::Done);
-                    return Poll::Ready(Ok(response.map(Body::inner)));
+                    return Poll::Ready(Ok(response.map(|body| Body::holding(body, held))));
                 }
                 StageProjection::Done => {
                     // As every future, this one is not polled after it is ready.
@@ -78,7 +90,9 @@ where
                 StageOwned::Start { service, request } | StageOwned::Checking { service, request, .. } => {
                     (service, request)
                 }
-                StageOwned::Inner { .. } | StageOwned::Done => return Poll::Pending,
+                StageOwned::Inner { .. } | StageOwned::Settling { .. } | StageOwned::Done => {
+                    return Poll::Pending;
+                }
             };
             match admission {
                 Admission::Undecided(checking) => {
@@ -95,7 +109,7 @@ where
     }
 }
 
-impl<S, B, F> std::fmt::Debug for ResponseFuture<S, B, F> {
+impl<S, B, F, R> std::fmt::Debug for ResponseFuture<S, B, F, R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ResponseFuture")
     }

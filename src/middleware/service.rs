@@ -42,13 +42,19 @@ impl<S> RateLimit<S> {
     }
 }
 
+/// So that a service of tonic can be added to its server with the layer around it.
+#[cfg(feature = "tonic")]
+impl<S: tonic::server::NamedService> tonic::server::NamedService for RateLimit<S> {
+    const NAME: &'static str = S::NAME;
+}
+
 impl<S, B, R> Service<Request<B>> for RateLimit<S>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone,
 {
     type Response = Response<Body<R>>;
     type Error = S::Error;
-    type Future = ResponseFuture<S, B, S::Future>;
+    type Future = ResponseFuture<S, B, S::Future, R>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)

@@ -7,17 +7,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use arrayvec::ArrayVec;
 use bytes::Bytes;
 use http::header::ACCESS_CONTROL_REQUEST_METHOD;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 
+use super::settlement::{Held, SettledHead};
 use crate::decision::Decision;
 use crate::identity::{Notes, RequestHead};
 use crate::key::Key;
-use crate::limiter::{Check, PolicyHandle, RateLimiter};
+use crate::limiter::{Charges, Check, Listing, PolicyHandle, RateLimiter, Settling};
 use crate::observe::Problem;
-use crate::response::{Fields, Refused, Reply};
-use crate::rules::{Rules, Selected, Selection, Who};
+use crate::policy::MAX_POLICIES;
+use crate::response::{self, Fields, Refused, Reply};
+use crate::rules::{CountIf, ResponseHead, Rules, Selected, Selection, Who};
 
 /// Answers whether a request is not limited at all.
 pub(super) type Skip = Arc<dyn Fn(&RequestHead<'_>) -> bool + Send + Sync>;
@@ -55,14 +58,23 @@ pub(super) struct Checking {
 /// What is remembered of a request while it is checked.
 struct Passed {
     notes: Notes,
+    /// What it asks to hold open, where a policy reserves.
+    reserves: Option<Box<Reserves>>,
     /// What to leave in the request for a layer further in, where there may be
     /// one that would charge the same again.
     mark: Option<Charged>,
 }
 
+/// Charges that are held open if they are admitted, and which responses count.
+struct Reserves {
+    charges: Charges,
+    counts: ArrayVec<Option<CountIf>, MAX_POLICIES>,
+}
+
 /// What is still to be told of an admitted request.
 pub(super) struct Shown {
     decision: Decision,
+    held: Option<Box<Held>>,
     mark: Option<Charged>,
     in_request: bool,
 }
@@ -90,23 +102,25 @@ impl Shared {
         let mut selected = selection.finish();
         self.tell_of(selected.notes);
         if let Some(status) = selected.rejected {
-            return Admission::Refused(plain(status));
+            return Admission::Refused(response::turned_away(&head, status));
         }
         if let Some(charged) = before {
             selected.leave_out(|policy, key| charged.holds(policy, key));
         }
-        // Which responses count is not asked yet: all do.
-        let Selected { charges, notes, .. } = selected;
+        let Selected { mut charges, counts, notes, .. } = selected;
         if charges.is_empty() {
             return Admission::Forward(None);
         }
+        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
+        charges.iter_mut().for_each(|charge| charge.list(listing));
         let may_nest = self.services.load(Ordering::Relaxed) > 1
             || charges.iter().any(|charge| charge.policy().layers() > 1);
         let mark = may_nest.then(|| {
             let here = charges.iter().map(|charge| (charge.policy().clone(), *charge.key()));
             Charged(before.iter().flat_map(|charged| charged.0.iter().cloned()).chain(here).collect())
         });
-        let passed = Passed { notes, mark };
+        let (charges, reserves) = self.reserve(charges, counts);
+        let passed = Passed { notes, reserves, mark };
         match self.limiter.begin(&charges) {
             Check::Ready(decision) => self.conclude(decision, passed, &head),
             #[cfg(feature = "redis")]
@@ -122,15 +136,35 @@ impl Shared {
         cx: &mut Context<'_>,
     ) -> Poll<Admission> {
         Pin::new(&mut checking.check).poll(cx).map(|decision| {
-            let passed = Passed { notes: checking.passed.notes, mark: checking.passed.mark.take() };
+            let Passed { notes, reserves, mark } = &mut checking.passed;
+            let passed = Passed { notes: *notes, reserves: reserves.take(), mark: mark.take() };
             self.conclude(decision, passed, &RequestHead::new(request))
         })
     }
 
-    /// Tells the client of an admitted request how much is left.
-    pub(super) fn describe<R>(&self, response: &mut Response<R>, shown: Shown) {
-        let decision = shown.decision;
-        if self.fields.enabled && decision.is_counted() && !decision.is_shadow() {
+    /// The charges as they are made, and what is remembered of those that are
+    /// held open.
+    fn reserve(
+        &self,
+        charges: Charges,
+        counts: ArrayVec<Option<CountIf>, MAX_POLICIES>,
+    ) -> (Charges, Option<Box<Reserves>>) {
+        if charges.iter().all(|charge| charge.policy().policy().reservation().is_none()) {
+            return (charges, None);
+        }
+        let charges: Charges = charges.into_iter().map(|charge| charge.reserve(&self.limiter)).collect();
+        (charges.clone(), Some(Box::new(Reserves { charges, counts })))
+    }
+
+    /// Tells the client of an admitted request how much is left. Answers with
+    /// what the end of the response settles.
+    pub(super) fn describe<R>(
+        &self,
+        response: &mut Response<R>,
+        shown: Shown,
+        decision: Decision,
+    ) -> Option<Box<Held>> {
+        if self.fields.is_any() && decision.is_counted() && !decision.is_shadow() {
             let since_epoch = self.limiter.clock().since_epoch();
             let limit = self.limit_value(&decision);
             self.fields.describe(response.headers_mut(), &decision, &limit, since_epoch);
@@ -140,12 +174,15 @@ impl Shared {
         if self.decision_in_response && !inner.is_some_and(|inner| inner.is_tighter_than(&decision)) {
             response.extensions_mut().insert(decision);
         }
+        shown.held.filter(|held| held.is_open())
     }
 
     fn conclude(&self, decision: Decision, passed: Passed, head: &RequestHead<'_>) -> Admission {
         if decision.is_allowed() {
             let in_request = self.decision_in_request;
-            return Admission::Forward(Some(Shown { decision, mark: passed.mark, in_request }));
+            let held = passed.reserves.filter(|_| decision.is_counted());
+            let held = held.and_then(|held| Held::of(&self.limiter, &held.charges, &held.counts));
+            return Admission::Forward(Some(Shown { decision, held, mark: passed.mark, in_request }));
         }
         let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);
         if !known && passed.notes.contains(Notes::UNTRUSTED_PEER) && self.who.client_ip.is_forwarded(head) {
@@ -156,7 +193,7 @@ impl Shared {
         let refused = Refused { decision: &decision, head: *head, too_large: self.too_large, since_epoch };
         let mut response = self.reply.refuse(&refused);
         let limit = self.limit_value(&decision);
-        self.fields.refuse(response.headers_mut(), &decision, &limit, since_epoch);
+        self.fields.refuse(&mut response, &decision, &limit, since_epoch);
         if self.decision_in_response {
             response.extensions_mut().insert(decision);
         }
@@ -190,15 +227,29 @@ impl Shared {
 
     /// The value of `x-ratelimit-limit`, ready-made unless a fallback has its own.
     fn limit_value(&self, decision: &Decision) -> HeaderValue {
-        self.rules.limit_value(decision.limit()).unwrap_or_else(|| crate::response::number(decision.limit()))
+        self.rules.limit_value(decision.limit()).unwrap_or_else(|| response::number(decision.limit()))
     }
 }
 
 impl Shown {
+    /// Settles what the head of a response decides. Of a gRPC response that is
+    /// not known before its trailers.
+    pub(super) fn settle_by<R>(&mut self, response: &Response<R>) -> SettledHead {
+        let head = ResponseHead::new(response);
+        let settling = match &mut self.held {
+            Some(held) if !head.is_in_trailers() => held.settle_by(&head),
+            _ => Settling::Done(None),
+        };
+        SettledHead::new(settling, self.decision.clone())
+    }
+
     /// Leaves in the request what layers and handlers further in may read.
     pub(super) fn enter<B>(mut self, request: &mut Request<B>) -> Self {
         if let Some(mark) = self.mark.take() {
             request.extensions_mut().insert(mark);
+        }
+        if let Some(settlement) = self.held.as_ref().and_then(|held| held.settlement()) {
+            request.extensions_mut().insert(settlement.clone());
         }
         if self.in_request {
             request.extensions_mut().insert(self.decision.clone());
@@ -215,10 +266,4 @@ impl fmt::Debug for Shared {
             .field("client_ip", &self.who.client_ip)
             .finish_non_exhaustive()
     }
-}
-
-fn plain(status: StatusCode) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::new());
-    *response.status_mut() = status;
-    response
 }

@@ -6,9 +6,10 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::header::RETRY_AFTER;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{CACHE_CONTROL, RETRY_AFTER};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
+use super::{grpc, standard_fields};
 use crate::decision::Decision;
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -16,10 +17,12 @@ const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
 /// The headers that a browser must be allowed to read, for
-/// `CorsLayer::expose_headers`: every one that the layer may set.
+/// `CorsLayer::expose_headers`: every one that the layer may set, those of the
+/// [standard fields](crate::middleware::RateLimitLayerBuilder::standard_fields)
+/// and of gRPC-Web among them.
 ///
 /// The CORS layer belongs outside of this one, or a refusal has no CORS headers
-/// and a browser hides it from its page:
+/// and a browser hides it from its page. Preflights are free in either order:
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -32,7 +35,18 @@ const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 ///     // The last one is the outermost.
 ///     .layer(CorsLayer::permissive().expose_headers(EXPOSED_HEADERS));
 /// ```
-pub const EXPOSED_HEADERS: [HeaderName; 4] = [LIMIT, REMAINING, RESET, RETRY_AFTER];
+pub const EXPOSED_HEADERS: [HeaderName; 10] = [
+    LIMIT,
+    REMAINING,
+    RESET,
+    RETRY_AFTER,
+    standard_fields::POLICY,
+    standard_fields::LIMIT,
+    grpc::STATUS,
+    grpc::MESSAGE,
+    grpc::DETAILS,
+    grpc::PUSHBACK,
+];
 
 /// How `x-ratelimit-reset` is written: on a refusal the time at which to try
 /// again, otherwise the end of the window. Rounded up to whole seconds.
@@ -52,13 +66,19 @@ pub enum ResetFormat {
 /// Which fields a layer writes, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fields {
+    /// `x-ratelimit-*`.
     pub(crate) enabled: bool,
+    /// `RateLimit-Policy` and `RateLimit`.
+    pub(crate) standard: bool,
     pub(crate) reset: ResetFormat,
 }
 
 impl Fields {
-    /// Writes the numbers of an allowance on the inner service's response, where
-    /// fields are enabled.
+    pub(crate) fn is_any(&self) -> bool {
+        self.enabled || self.standard
+    }
+
+    /// Writes the numbers of an allowance on the inner service's response.
     /// `limit` is the ready-made value of the policy's own limit.
     pub(crate) fn describe(
         &self,
@@ -67,7 +87,10 @@ impl Fields {
         limit: &HeaderValue,
         since_epoch: Duration,
     ) {
-        if is_tighter(headers, decision) {
+        if self.standard {
+            standard_fields::describe(headers, decision);
+        }
+        if !self.enabled || is_tighter(headers, decision) {
             return;
         }
         headers.insert(LIMIT, limit.clone());
@@ -76,13 +99,18 @@ impl Fields {
     }
 
     /// Completes the response of a refusal.
-    pub(crate) fn refuse(
+    pub(crate) fn refuse<B>(
         &self,
-        headers: &mut HeaderMap,
+        response: &mut Response<B>,
         decision: &Decision,
         limit: &HeaderValue,
         since_epoch: Duration,
     ) {
+        let status = response.status();
+        let headers = response.headers_mut();
+        if self.standard {
+            standard_fields::refuse(headers, decision);
+        }
         let mut complete = |name, value| {
             if !headers.contains_key(&name) {
                 headers.insert(name, value);
@@ -95,6 +123,14 @@ impl Fields {
         }
         if let Some(seconds) = decision.retry_after_seconds() {
             complete(RETRY_AFTER, number(seconds));
+        }
+        // RFC 6585, section 4: a 429 must not be stored by a cache. Nor should the
+        // other refusals, which end as soon.
+        if matches!(
+            status,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::SERVICE_UNAVAILABLE
+        ) {
+            complete(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         }
     }
 
@@ -137,7 +173,7 @@ fn is_tighter(headers: &HeaderMap, decision: &Decision) -> bool {
     }
 }
 
-fn seconds_up(time: Duration) -> u64 {
+pub(super) fn seconds_up(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
@@ -146,7 +182,7 @@ pub(crate) fn number(number: u64) -> HeaderValue {
     text(itoa::Buffer::new().format(number))
 }
 
-fn text(text: &str) -> HeaderValue {
+pub(super) fn text(text: &str) -> HeaderValue {
     HeaderValue::from_maybe_shared(Bytes::copy_from_slice(text.as_bytes()))
         .unwrap_or_else(|_| HeaderValue::from_static("0"))
 }

@@ -3,20 +3,28 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response};
 
-use super::{Refused, Reply};
+use super::problem::answer;
+use super::{Refused, Reply, grpc};
 use crate::decision::Refusal;
 
-/// The default reply, `application/json`:
-/// `{"success":false,"message":"...","retryAfter":37,"timestamp":"..."}`,
-/// without `retryAfter` where no wait helps.
-#[derive(Clone, Copy, Debug)]
+/// A reply in `application/json`, whatever the client accepts; a gRPC call is
+/// answered [as one](super#grpc).
+///
+/// `retryAfter` is in whole seconds, and left out for a cost that never fits:
+///
+/// ```json
+/// {"success":false,"message":"Too many requests. Please try again later.","retryAfter":37,"timestamp":"2026-01-07T15:30:23Z"}
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Json;
 
 impl Reply for Json {
     fn refuse(&self, refused: &Refused<'_>) -> Response<Bytes> {
+        if let Some(call) = grpc::Call::of(&refused.head) {
+            return call.refuse(refused);
+        }
         let retry_after = match refused.decision.retry_after_seconds() {
             Some(seconds) => format!(r#""retryAfter":{seconds},"#),
             None => String::new(),
@@ -30,12 +38,6 @@ impl Reply for Json {
         let timestamp = humantime::format_rfc3339_seconds(now);
         let body =
             format!(r#"{{"success":false,"message":"{message}",{retry_after}"timestamp":"{timestamp}"}}"#);
-        let mut response = Response::new(Bytes::from(body));
-        *response.status_mut() = refused.status();
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        // RFC 6585, section 4: a 429 must not be stored by a cache.
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        response
+        answer(refused.status(), HeaderValue::from_static("application/json"), body)
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use http::{Extensions, HeaderMap, Response, StatusCode};
+use http::header::CONTENT_TYPE;
+use http::{Extensions, HeaderMap, HeaderValue, Response, StatusCode};
 
 /// The head of a response, borrowed, for predicates on it.
 #[derive(Clone, Copy)]
@@ -20,13 +21,33 @@ impl<'a> ResponseHead<'a> {
         Self { status: response.status(), headers: response.headers(), extensions: response.extensions() }
     }
 
+    /// What the trailers of a gRPC response tell, which has status 200.
+    pub(crate) fn of_trailers(trailers: &'a HeaderMap, extensions: &'a Extensions) -> Self {
+        Self { status: StatusCode::OK, headers: trailers, extensions }
+    }
+
     /// The status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// The headers.
+    /// The code of a gRPC response, 0 to 16, once it is known: its predicate is
+    /// asked with the trailers, unless the code stands in the headers already.
+    #[must_use]
+    pub fn grpc_status(&self) -> Option<u8> {
+        self.headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+    }
+
+    /// Whether it is the head of a gRPC response whose code comes with the
+    /// trailers.
+    pub(crate) fn is_in_trailers(&self) -> bool {
+        let content_type = self.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+        content_type.is_some_and(|value| value.starts_with(b"application/grpc"))
+            && self.grpc_status().is_none()
+    }
+
+    /// The headers; of a gRPC response its trailers.
     #[must_use]
     pub fn headers(&self) -> &'a HeaderMap {
         self.headers
@@ -54,7 +75,6 @@ pub(crate) enum CountIf {
 }
 
 impl CountIf {
-    #[cfg_attr(not(test), expect(dead_code, reason = "asked by the layer after the response"))]
     pub(crate) fn counts(&self, response: &ResponseHead<'_>) -> bool {
         match self {
             Self::Statuses(statuses) => statuses.contains(&response.status),

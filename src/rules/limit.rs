@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::StatusCode;
 
@@ -11,6 +12,9 @@ use super::{Factor, Facts};
 use crate::identity::{Described, Identify, RequestHead};
 use crate::limiter::BuildError;
 use crate::policy::{MAX_LIMIT, OnStoreFailure, Policy, PolicyError};
+
+/// How long a place is held for a response, unless the policy says.
+const RESERVED_FOR: Duration = Duration::from_secs(60);
 
 type ReadNumber<T> = Arc<dyn Fn(&RequestHead<'_>) -> T + Send + Sync>;
 
@@ -92,9 +96,16 @@ impl Limit {
 
     /// Counts only requests that are answered so: failed logins. Default: all
     /// that are admitted.
+    ///
+    /// A request holds its place from its admission on, so that those which run at
+    /// the same time cannot pass together, and gives it back if it does not count.
+    /// Of gRPC responses the predicate is asked with the trailers. What nobody
+    /// will know, because the client has left or the handler has failed without a
+    /// response, counts. A policy without [`reserve_for`](Policy::reserve_for)
+    /// gets one of a minute: give those whose handlers take longer their own.
     pub fn count_if(mut self, counts: impl Fn(&ResponseHead<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.count_if = Some(CountIf::Predicate(Arc::new(counts)));
-        self
+        self.reserving()
     }
 
     /// Counts only requests that are answered with one of these statuses.
@@ -103,6 +114,13 @@ impl Limit {
         statuses.sort_unstable();
         statuses.dedup();
         self.count_if = Some(CountIf::Statuses(statuses.into()));
+        self.reserving()
+    }
+
+    fn reserving(mut self) -> Self {
+        if self.policy.reservation().is_none() {
+            self.policy = self.policy.reserve_for(RESERVED_FOR);
+        }
         self
     }
 
@@ -248,7 +266,7 @@ fn join(items: impl Iterator<Item = String>) -> String {
     if items.is_empty() { NONE.to_owned() } else { items.join(", ") }
 }
 
-fn duration(duration: std::time::Duration) -> String {
+fn duration(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 

@@ -39,6 +39,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
+pub(crate) use self::count_if::CountIf;
 pub use self::count_if::ResponseHead;
 pub use self::factor::Factor;
 pub use self::facts::Facts;

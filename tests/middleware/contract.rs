@@ -250,7 +250,8 @@ fn layer_and_service_are_clone_send_and_sync_and_the_future_is_send() {
     shared::<RateLimiter>();
     shared::<RateLimit<Handler>>();
     sent::<RateLimitLayerBuilder>();
-    sent::<ResponseFuture<Handler, Full<Bytes>, Ready<Result<Response<Full<Bytes>>, Infallible>>>>();
+    sent::<ResponseFuture<Handler, Full<Bytes>, Ready<Result<Response<Full<Bytes>>, Infallible>>, Full<Bytes>>>(
+    );
     sent::<Body<Full<Bytes>>>();
 }
 

@@ -12,12 +12,15 @@ mod client_ip;
 mod configuration;
 mod contract;
 mod cors;
+mod fields_by_outcome;
 mod harness;
 mod headers;
 mod keys;
 mod limits_over_time;
 mod nesting;
+mod replies;
 mod skips;
+mod standard_fields;
 mod test_util;
 #[cfg(feature = "tonic")]
 mod tonic_server;

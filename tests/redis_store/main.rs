@@ -8,6 +8,7 @@
 mod support;
 
 mod access;
+mod after_response;
 mod algorithms;
 mod blocks;
 mod bounds;

@@ -4,7 +4,7 @@ use axum::body::Bytes;
 use axum::http::Response;
 use tower_ratelimit::identity::ClientIp;
 use tower_ratelimit::observe::Metrics;
-use tower_ratelimit::response::{Json, Refused, Reply};
+use tower_ratelimit::response::{Negotiated, Refused, Reply};
 use tower_ratelimit::rules::{Limit, LiveRules, RulesFile};
 use tower_ratelimit::settings::SettingsError;
 use tower_ratelimit::{BuildError, Policy, Rate, RateLimitLayer, RateLimiter};
@@ -39,6 +39,7 @@ pub(crate) fn build(settings: &Settings, source: &Source) -> Result<Limits, Box<
         // Whatever the rules: a probe that is refused gets a healthy process killed.
         .skip_path(routes::HEALTHZ)
         .skip_path(routes::METRICS)
+        .standard_fields()
         .decision_in_request()
         .reply(refuse)
         .build()?;
@@ -71,10 +72,10 @@ fn limiter(settings: &Settings) -> Result<RateLimiter, Box<dyn std::error::Error
     })
 }
 
-/// The crate's own 429, but `/decision` shows its decision there too.
+/// The crate's own refusal, but `/decision` shows its decision there too.
 fn refuse(refused: &Refused<'_>) -> Response<Bytes> {
-    let mut response = Json.refuse(refused);
-    if refused.head().path() == routes::DECISION {
+    let mut response = Negotiated.refuse(refused);
+    if refused.head().path() == routes::DECISION && !refused.is_grpc() {
         *response.body_mut() = routes::decision_json(refused.decision()).to_string().into();
     }
     response

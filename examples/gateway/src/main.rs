@@ -19,6 +19,7 @@
 //! | `POST /auth/login` | 200 to `{"user":"ann","password":"correct"}`, otherwise 401 | the rules |
 //! | `POST /auth/register`, `/auth/me` | what a real one would | the rules |
 //! | `/api/projects`, `/api/exports` | any method | the rules |
+//! | `/hello.Greeter/SayHello` | the gRPC service of the example `grpc`, on the same port | `http` |
 //! | `/healthz`, `/metrics` | always | nothing: they touch no store |
 //!
 //! The rules are those of `examples/saas.toml`, or of the file that `RULES_FILE`
@@ -30,6 +31,9 @@
 //! gateway --check new.toml                       # what would change; 1 if it is wrong
 //! RULES_FILE=rules.toml gateway & kill -HUP $!   # read it again
 //! ```
+//!
+//! A refusal has the form that the client reads: JSON, problem details, or a gRPC
+//! status. The standard fields `RateLimit` and `RateLimit-Policy` are on.
 //!
 //! The settings are those of [`tower_ratelimit::settings`] and of
 //! [`settings`]. The first line on stdout is `listening on http://ADDR`; logs

@@ -11,6 +11,7 @@ use axum::middleware::from_fn;
 use axum::response::IntoResponse;
 use axum::routing::{any, get, post};
 use axum::{Extension, Json, Router};
+use grpc::{Greeter, GreeterServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
@@ -24,6 +25,7 @@ use crate::{callers, metrics};
 
 pub(crate) const DECISION: &str = "/decision";
 pub(crate) const LOGIN: &str = "/auth/login";
+const GREETER: &str = "/hello.Greeter/{*method}";
 pub(crate) const HEALTHZ: &str = "/healthz";
 pub(crate) const METRICS: &str = "/metrics";
 
@@ -50,6 +52,7 @@ pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Opti
         .route("/api/projects", any(api))
         .route("/api/exports", any(api))
         .with_state(shared)
+        .route_service(GREETER, GreeterServer::new(Greeter))
         .layer(layer)
         // Outside the limiter: its rules ask who calls.
         .layer(from_fn(callers::authenticate))

@@ -54,7 +54,7 @@ impl Asked {
     /// Whether it is a charge of a fixed window, and nothing else.
     fn is_plain(&self) -> bool {
         let is_charge = self.rule.kind == Kind::FixedWindow && self.act == Act::Charge;
-        is_charge && self.reservations.is_none() && self.owed.is_none() && self.pardon == 0
+        is_charge && self.pardon == 0 && self.reservations.is_none() && self.owed.is_none()
     }
 }
 
@@ -332,8 +332,8 @@ impl Probe for WriteProbe {
             let reservations = (act != Act::Charge).then_some(reservations);
             Asked { key: key.clone(), rule, cost: 1, act, pardon: 0, reservations, owed: None }
         };
-        // The two checks take one script each. What settles finds the count of the first, what reserves a longer window
-        // than its own: with the deletion every command of the script is run.
+        // The two checks take one script each. What settles finds the count of the
+        // first, what reserves a longer window than its own: with the deletion every command of the script is run.
         let first = [asked(1000, Act::Charge)];
         let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
         for asked in [&first[..], &second] {

@@ -143,6 +143,11 @@ fn canonical(rule: &Rule, state: State) -> State {
     if state.is_nothing(rule.kind) { State::Idle } else { state }
 }
 
+/// How much a block may have left to be over: mostly nothing.
+fn pardon() -> impl Strategy<Value = Millis> {
+    prop_oneof![4 => Just(0), 1 => 1..400u64]
+}
+
 /// A script in the frame.
 fn framed(script: &str) -> String {
     format!(
@@ -178,11 +183,6 @@ fn framed(script: &str) -> String {
              end
              return {{ (steady and started == millis()) and 1 or 0, reply, after }}"
         )
-}
-
-/// How much a block may have left to be over: mostly nothing.
-fn pardon() -> impl Strategy<Value = Millis> {
-    prop_oneof![4 => Just(0), 1 => 1..400u64]
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod browsers;
 mod gateway;
+mod grpc_service;
 mod http;
 mod limit;
 mod metrics;

@@ -2,7 +2,7 @@
 -- with nothing owed and nothing reserved. It decides alike, and takes half of
 -- the time, for it sets up nothing else.
 --
--- KEYS, ARGV, Reply, Expiry, Atomic: as check.lua, without debts and with the
+-- KEYS, ARGV, Reply, Expiry, Atomic: as check.lua, without debts, with the
 -- letters `fc` only
 -- Time   the server's, as PTTL tells it
 
