@@ -111,10 +111,12 @@
 //! | Redis is down at start | building succeeds; the first check waits for the first attempt to connect, at most the deadline; then the fallback | one warning, `ratelimit_store_connected` 0 |
 //! | connection refused, reset or closed | the fallback, without a wait | one line per change of state, a counter by reason |
 //! | it accepts and never answers | checks wait at most the deadline; after three missed deadlines in a row the connection is dropped and nobody waits | the same |
+//! | one master of a cluster is gone | the fallback for its slots; the others go on through Redis, without a wait | one line per change of state, `ratelimit_store_connected` below 1 |
+//! | slots of a cluster move | nothing: one `MOVED` or `ASK` is followed; the fallback for a check of several keys in the slot that is under way (`TRYAGAIN`) | nothing, or reason `clusterdown` |
 //! | it has lost the script (`SCRIPT FLUSH`) | nothing: the script is sent again, once | nothing |
 //! | `READONLY` (a demoted master) | the fallback; the connection is dropped | reason `readonly` |
 //! | `LOADING`, `BUSY`, `OOM`, `MISCONF`, `MASTERDOWN`, `CLUSTERDOWN`, `NOREPLICAS`, too many clients | the fallback | [reason by name](store::StoreErrorKind) |
-//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, a cluster's redirect, a certificate that is not trusted | the fallback | an error line with `misconfigured = true`, once for each connection; never the password |
+//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, unknown command, the redirect of a cluster that was taken for a single server, a certificate that is not trusted | the fallback | an error line with `misconfigured = true`, once for each connection; never the password |
 //! | more than 4096 checks wait at once | the fallback | reason `overload` |
 //!
 //! Each policy chooses what happens then
@@ -148,7 +150,6 @@
 //!
 //! **Not yet** in this version:
 //!
-//! * No Redis Cluster: a redirect is reported as a misconfiguration.
 //! * No sliding window, token bucket, or refund.
 //!
 //! Which servers, what their user may do, TLS, eviction, and managed services:
@@ -329,7 +330,7 @@
 //! | feature | default | adds | costs |
 //! |---|---|---|---|
 //! | `axum` | yes | reads axum's `ConnectInfo`, `MatchedPath` and `OriginalUri` | axum, without its default features |
-//! | `redis` | yes | `RateLimiter::redis`, `RateLimitLayer::redis` | redis, deadpool-redis, fastrand, tokio's runtime |
+//! | `redis` | yes | `RateLimiter::redis`, `RateLimitLayer::redis`, [`redis_cluster`](RateLimiterBuilder#method.redis_cluster) | redis, deadpool-redis, crc, fastrand, tokio's runtime |
 //! | `tls` | no | `rediss://` URLs, [`redis_ca`](RateLimiterBuilder#method.redis_ca) | `redis`, and rustls with ring (a C compiler) and webpki-roots |
 //! | `tonic` | no | reads tonic's `TcpConnectInfo`, keeps `NamedService`, adds RetryInfo and QuotaFailure to refused gRPC calls | tonic, server only, and tonic-types |
 //! | `metrics` | no | `observe::Metrics`, which reports through the `metrics` facade once it is installed | metrics |

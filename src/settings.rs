@@ -17,9 +17,8 @@
 //! | `TRUSTED_PROXIES` | addresses and CIDR ranges, comma-separated | none |
 //! | `AUDIT_LOG_PATH` | a file | none |
 //!
-//! `rediss://` needs the feature `tls`. This version connects to a single
-//! server and writes no audit log: a cluster and `AUDIT_LOG_PATH` are read, but
-//! not used yet.
+//! `rediss://` needs the feature `tls`. This version writes no audit log:
+//! `AUDIT_LOG_PATH` is read, but not used yet.
 //!
 //! A blank value is an unset one. Without any of the first three, counts stay
 //! in the memory of this process. A wrong value is an error that names its
@@ -50,8 +49,11 @@
 //! let settings = Settings::from_env()?;
 //! let mut limiter = RateLimiter::builder();
 //! # #[cfg(feature = "redis")]
-//! if let Some(RedisTarget::Url(url)) = settings.redis() {
-//!     limiter = limiter.redis(url);
+//! if let Some(target) = settings.redis() {
+//!     limiter = match target {
+//!         RedisTarget::Url(url) => limiter.redis(url),
+//!         nodes => limiter.redis_cluster(nodes.urls()),
+//!     };
 //!     if let Some(deadline) = settings.deadline() {
 //!         limiter = limiter.deadline(deadline);
 //!     }

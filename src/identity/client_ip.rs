@@ -1,5 +1,6 @@
 //! The client's address: what is configured, and what it is counted as.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -310,6 +311,10 @@ impl Identify for ClientIp {
 
     fn client_ip(&self) -> Option<&Self> {
         Some(self)
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("ip".into())
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

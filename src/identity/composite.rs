@@ -1,5 +1,6 @@
 //! Identities made of others.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -78,6 +79,10 @@ impl Identify for All {
         self.0.iter().find_map(|part| part.client_ip())
     }
 
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        self.0.first()?.first_part()
+    }
+
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         list(self.0.iter().map(|part| &**part), ", ", f)
     }
@@ -104,6 +109,10 @@ macro_rules! composite {
                 let ($($part,)+) = self;
                 let parts: &[&dyn Identify] = &[$($part),+];
                 parts.iter().find_map(|part| part.client_ip())
+            }
+
+            fn first_part(&self) -> Option<Cow<'_, str>> {
+                self.0.first_part()
             }
 
             fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -261,6 +270,10 @@ impl<I: Identify> Identify for Scoped<I> {
 
     fn client_ip(&self) -> Option<&ClientIp> {
         self.inner.client_ip()
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        self.inner.first_part().map(|part| format!("{}={part}", self.kind).into())
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -19,6 +19,7 @@ mod ranges;
 mod skip;
 mod walk;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -59,6 +60,14 @@ pub trait Identify: Send + Sync + 'static {
     /// layer that is not told otherwise finds them in the same way wherever it
     /// needs one. Default: it has not.
     fn client_ip(&self) -> Option<&ClientIp> {
+        None
+    }
+
+    /// What the first part of its keys is, if that is the same for all requests
+    /// that have this identity: `ip`, `header.x-account`. Two identities that
+    /// name different ones have no first part in common, so that they cannot be
+    /// checked together on a Redis Cluster. Default: nobody can tell.
+    fn first_part(&self) -> Option<Cow<'_, str>> {
         None
     }
 
@@ -110,6 +119,10 @@ impl Identify for Box<dyn Identify> {
         (**self).client_ip()
     }
 
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        (**self).first_part()
+    }
+
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).describe(f)
     }
@@ -122,6 +135,10 @@ impl<I: Identify + ?Sized> Identify for Arc<I> {
 
     fn client_ip(&self) -> Option<&ClientIp> {
         (**self).client_ip()
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        (**self).first_part()
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -108,6 +108,10 @@ impl Identify for Header {
         known(key)
     }
 
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some(self.kind.as_str().into())
+    }
+
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let secrecy = match &self.secrecy {
             Secrecy::Readable => "header",
@@ -235,6 +239,10 @@ impl Identify for Route {
         known(key.named("route", head.route().unwrap_or("none")))
     }
 
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("route".into())
+    }
+
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("route")
     }
@@ -264,6 +272,10 @@ impl Identify for Method {
             _ => "other",
         };
         known(key.named("method", method))
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("method".into())
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -305,6 +317,10 @@ impl Identify for Host {
         }
     }
 
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some("host".into())
+    }
+
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("host")
     }
@@ -334,6 +350,10 @@ impl Identify for Constant {
             return Identified::Missing(key);
         }
         known(key.named(&self.kind, &self.value))
+    }
+
+    fn first_part(&self) -> Option<Cow<'_, str>> {
+        Some(format!("{}={}", self.kind, self.value).into())
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -67,6 +67,9 @@ enum Origin {
     /// A URL: it may hold a password.
     #[cfg(feature = "redis")]
     Redis(String),
+    /// The same of some nodes.
+    #[cfg(feature = "redis")]
+    RedisCluster(Vec<String>),
     #[cfg(feature = "test-util")]
     Script(crate::test_util::Script),
 }
@@ -100,6 +103,32 @@ impl RateLimiterBuilder {
     #[cfg(feature = "redis")]
     pub fn redis(mut self, url: impl Into<String>) -> Self {
         self.origin = Origin::Redis(url.into());
+        self
+    }
+
+    /// Counts in a Redis Cluster, found from these nodes: URLs as for
+    /// [`redis`](Self::redis), with one user, password and scheme for all, and
+    /// without a database. One is enough; name several, for one may be down when
+    /// the process starts.
+    ///
+    /// A check goes to the master of its slot, in one round trip, and follows one
+    /// redirect. A master that is gone has the checks of its slots fall back, and
+    /// no others. Policies that are checked together need identities with one
+    /// first part: see [clusters](crate::store#clusters).
+    ///
+    /// ```
+    /// use tower_ratelimit::{BuildError, RateLimiter};
+    ///
+    /// let nodes = ["redis://10.0.0.1:6379", "redis://10.0.0.2:6379"];
+    /// let limiter = RateLimiter::builder().redis_cluster(nodes).build()?;
+    ///
+    /// let error = RateLimiter::builder().redis_cluster(["redis://10.0.0.1/3"]).build().unwrap_err();
+    /// assert_eq!(error, BuildError::ClusterDatabase { db: 3 });
+    /// # Ok::<(), BuildError>(())
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn redis_cluster(mut self, urls: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.origin = Origin::RedisCluster(urls.into_iter().map(Into::into).collect());
         self
     }
 
@@ -199,6 +228,9 @@ impl RateLimiterBuilder {
     /// no effect in this combination: [`BuildError::RedisUrl`],
     /// [`RedisTls`](BuildError::RedisTls), [`RedisCa`](BuildError::RedisCa),
     /// [`NeedsTls`](BuildError::NeedsTls),
+    /// [`ClusterNodes`](BuildError::ClusterNodes),
+    /// [`ClusterDatabase`](BuildError::ClusterDatabase),
+    /// [`ClusterMixed`](BuildError::ClusterMixed),
     /// [`Namespace`](BuildError::Namespace), [`Deadline`](BuildError::Deadline),
     /// [`FallbackShare`](BuildError::FallbackShare),
     /// [`LocalCapacity`](BuildError::LocalCapacity) or
@@ -266,8 +298,12 @@ fn backend(
     match origin {
         Origin::Memory => Ok((Backend::Memory, Registry::own(namespace))),
         #[cfg(feature = "redis")]
-        Origin::Redis(url) => {
-            let target = Target::new(&url, ca)?;
+        Origin::Redis(_) | Origin::RedisCluster(_) => {
+            let target = match &origin {
+                Origin::Redis(url) => Target::new(url, ca)?,
+                Origin::RedisCluster(urls) => Target::cluster(urls, ca)?,
+                _ => return Err(BuildError::RedisUrl),
+            };
             let (told, home) = (observers.clone(), home.clone());
             let health = Arc::new(HealthRecord::new());
             let learning = health.clone();
@@ -309,6 +345,9 @@ impl From<TargetError> for BuildError {
             TargetError::NoTls => Self::RedisTls,
             TargetError::UselessCa => Self::NeedsTls { field: "redis_ca" },
             TargetError::Ca => Self::RedisCa,
+            TargetError::NoNodes => Self::ClusterNodes,
+            TargetError::Database(db) => Self::ClusterDatabase { db },
+            TargetError::Mixed => Self::ClusterMixed,
         }
     }
 }
@@ -345,6 +384,33 @@ pub enum BuildError {
     /// The CA's PEM holds no certificate, or one that cannot be read.
     #[error("redis_ca: it takes one or more CA certificates in PEM, this is none")]
     RedisCa,
+    /// A cluster without a node to start from.
+    #[error("redis_cluster: it takes the URL of one node or more")]
+    ClusterNodes,
+    /// A cluster has one database.
+    #[error("redis_cluster: database {db} is not allowed, a cluster has no databases")]
+    ClusterDatabase {
+        /// The database given.
+        db: i64,
+    },
+    /// The nodes of a cluster have one login, and TLS or not.
+    #[error("redis_cluster: the URLs differ in user, password or scheme, it takes the same for all nodes")]
+    ClusterMixed,
+    /// The identities of one layer cannot be checked together on a cluster.
+    #[error(
+        "identity: the policies {policy:?} ({first}) and {other:?} ({other_first}) have no first part in \
+         common, on a cluster they cannot be checked together"
+    )]
+    ClusterIdentities {
+        /// A policy.
+        policy: String,
+        /// What the first part of its identity is.
+        first: String,
+        /// Another one.
+        other: String,
+        /// What the first part of that one's identity is.
+        other_first: String,
+    },
     /// A setting that means nothing without TLS.
     #[error("{field}: has no effect without a rediss:// URL")]
     NeedsTls {

@@ -17,13 +17,17 @@ use crate::store::{StoreError, StoreErrorKind};
 /// What was sent in front of a check, charge by charge, and when.
 pub(super) struct Sent {
     debts: ArrayVec<Option<Debt>, MAX_POLICIES>,
-    /// The connection.
+    /// That of the connection.
     generation: u64,
     /// How often an identity was reset before.
     resets: u64,
 }
 
 impl Charge {
+    pub(super) fn tag(&self) -> redis::Tag<'_> {
+        self.policy.tag(&self.key)
+    }
+
     fn asked_of_redis(&self, debt: Option<&Debt>, now: Millis) -> redis::Asked {
         let key = self.policy.store_key(&self.key);
         let owed = debt.map(|debt| self.policy.owed(&key, debt));
@@ -44,7 +48,8 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
     let Backend::Redis { store, .. } = &inner.backend else {
         return inner.decide_locally(&charges, inner.clock.now());
     };
-    let turn = match store.turn().await {
+    // All in one slot, or a cluster would have been asked for each by itself.
+    let turn = match store.turn(charges[0].tag()).await {
         Ok(turn) => turn,
         Err(error) => return inner.fall_back(&charges, &error, Charged::Unsent),
     };
@@ -167,7 +172,7 @@ impl Inner {
     /// The numbers of one identity as Redis has them, if it answers.
     pub(super) async fn peek_at_redis(&self, charge: &Charge) -> Option<Decision> {
         let Backend::Redis { store, .. } = &self.backend else { return None };
-        let turn = store.turn().await.ok()?;
+        let turn = store.turn(charge.tag()).await.ok()?;
         // A cost of 0 changes nothing.
         let charges = [charge.clone().cost(0)];
         let (asked, sent) = self.ask(&charges, &turn);

@@ -1,6 +1,8 @@
 //! The engine: policies, a store, and what happens when the store fails. It
 //! knows no HTTP; a layer, a queue and a socket loop call it alike.
 
+#[cfg(feature = "redis")]
+mod apart;
 mod builder;
 #[cfg(feature = "redis")]
 mod fallback;
@@ -380,8 +382,10 @@ impl RateLimiter {
         #[cfg(feature = "redis")]
         if let Backend::Redis { store, .. } = &self.0.backend {
             let store_key = policy.store_key(key);
-            let reservations = PolicyHandle::reservations_key(&store_key);
-            store.reset(&[store_key, reservations]).await?;
+            // In the slot of the counter only for a policy that reserves.
+            let reserves = policy.policy().reservation().is_some();
+            let reservations = reserves.then(|| PolicyHandle::reservations_key(&store_key));
+            store.reset(std::iter::once(store_key).chain(reservations).collect()).await?;
             // Again: an answer from before may have been mirrored meanwhile.
             self.0.local.reset(&charge.asked());
         }
@@ -396,8 +400,9 @@ impl RateLimiter {
         self.0.local.entries()
     }
 
-    /// Whether Redis decides at the moment. False in memory, during a fallback,
-    /// and before the first check, which is what connects.
+    /// Whether Redis decides at the moment; of a cluster, all of it. False in
+    /// memory, during a fallback, and before the first check, which is what
+    /// connects.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         match &self.0.backend {
@@ -433,6 +438,24 @@ impl RateLimiter {
         Ok(())
     }
 
+    /// Whether Redis, or the master of its slot, can be asked of this now.
+    pub(crate) fn can_ask_redis(&self, charge: &Charge) -> bool {
+        match &self.0.backend {
+            #[cfg(feature = "redis")]
+            Backend::Redis { store, .. } => store.unavailable(charge.tag()).is_none(),
+            _ => false,
+        }
+    }
+
+    /// Whether keys of one check must share a slot.
+    pub(crate) fn is_on_cluster(&self) -> bool {
+        match &self.0.backend {
+            #[cfg(feature = "redis")]
+            Backend::Redis { store, .. } => store.is_cluster(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn clock(&self) -> &Clock {
         &self.0.clock
     }
@@ -456,10 +479,13 @@ impl RateLimiter {
             Backend::Memory => Check::Ready(inner.decide_locally(charges, now)),
             #[cfg(feature = "redis")]
             Backend::Redis { store, .. } => {
+                if store.is_cluster() && !apart::share_a_slot(charges) {
+                    return apart::begin(self, charges);
+                }
                 if let Some(denied) = inner.denied_before(charges, now) {
                     return Check::Ready(denied);
                 }
-                if let Some(error) = store.unavailable() {
+                if let Some(error) = store.unavailable(charges[0].tag()) {
                     return Check::Ready(inner.fall_back(charges, &error, Charged::Unsent));
                 }
                 Check::Waiting(Box::pin(fallback::decide(inner.clone(), charges.clone())))

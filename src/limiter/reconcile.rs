@@ -5,16 +5,17 @@
 //! healthy for a second, and whenever something new is owed.
 
 use std::collections::HashMap;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::{Backend, Inner, PolicyHandle};
 use crate::algorithm::{Act, Rule, State};
-use crate::store::StoreError;
 use crate::store::memory::{Asked, Debtor, PolicyId, Said};
-use crate::store::redis::{self, Before, RedisStore};
+use crate::store::redis::{self, Before, RedisStore, Tag};
+use crate::store::{StoreError, StoreErrorKind};
 
 /// A connection is left to the traffic for this long, and between two rounds.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -23,12 +24,20 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// How many debts are sent at once: a script that runs a fraction of a
-/// millisecond.
+/// millisecond, to a cluster one for each slot.
 const BATCH: usize = 64;
 
 /// Pays on the present connection, until it is lost or the limiter is gone.
 pub(super) async fn pay_while_connected(inner: Weak<Inner>) {
     let Some(generation) = inner.upgrade().and_then(|inner| inner.connection()) else { return };
+    // Several masters of a cluster may have connected at once.
+    let is_first = |inner: &Arc<Inner>| match &inner.backend {
+        Backend::Redis { store, .. } => store.starts_to_pay(generation),
+        _ => false,
+    };
+    if !inner.upgrade().as_ref().is_some_and(is_first) {
+        return;
+    }
     // A new connection may be to a server that has lost everything.
     let mut is_due = true;
     loop {
@@ -40,7 +49,9 @@ pub(super) async fn pay_while_connected(inner: Weak<Inner>) {
         }
         is_due |= inner.local.has_new_debts();
         if is_due {
-            is_due = inner.pay_all(store, generation).await.is_err();
+            // A master that is missing is paid when it connects.
+            let paid = inner.pay_all(store, generation).await;
+            is_due = paid.is_err_and(|error| error.kind() != StoreErrorKind::Disconnected);
         }
     }
 }
@@ -50,6 +61,26 @@ struct Due {
     debtor: Debtor,
     rule: Rule,
     asked: redis::Asked,
+}
+
+struct Paid {
+    due: Vec<Due>,
+    before: Before,
+    generation: u64,
+}
+
+/// Sends debts that can be sent together.
+async fn pay(store: Arc<RedisStore>, due: Vec<Due>) -> Result<Paid, StoreError> {
+    let tag = due.first().map_or_else(Tag::default, |due| Tag::of(&due.asked.key));
+    // Nothing is said of a master of which the loss has been told.
+    if let Some(error) = store.unavailable(tag) {
+        return Err(error);
+    }
+    let turn = store.turn(tag).await?;
+    let asked = due.iter().map(|due| due.asked.clone()).collect();
+    let before = store.answer(&turn, store.charge(&turn, asked)).await?;
+    let generation = turn.generation();
+    Ok(Paid { due, before, generation })
 }
 
 impl Inner {
@@ -62,23 +93,29 @@ impl Inner {
     }
 
     /// Pays everything that is owed, waiting for a connection if need be.
-    pub(super) async fn pay_what_is_left(&self, store: &RedisStore) -> Result<(), StoreError> {
+    pub(super) async fn pay_what_is_left(&self, store: &Arc<RedisStore>) -> Result<(), StoreError> {
         loop {
             if !self.local.owes(self.clock.now()) {
                 return Ok(());
             }
-            match store.generation() {
-                Some(generation) => self.pay_all(store, generation).await?,
-                None => sleep(PATIENCE).await,
+            let Some(generation) = store.generation() else {
+                sleep(PATIENCE).await;
+                continue;
+            };
+            match self.pay_all(store, generation).await {
+                Err(error) if error.kind() == StoreErrorKind::Disconnected => sleep(PATIENCE).await,
+                paid => paid?,
             }
         }
     }
 
-    /// Pays everything that is owed now, one batch after the other.
-    pub(super) async fn pay_all(&self, store: &RedisStore, generation: u64) -> Result<(), StoreError> {
+    /// Pays everything that is owed now, one batch after the other. What one
+    /// master of a cluster does not take keeps nobody else from being paid.
+    pub(super) async fn pay_all(&self, store: &Arc<RedisStore>, generation: u64) -> Result<(), StoreError> {
         let policies = self.registry.policies();
-        let mut place = Some((0, 0));
+        let (mut place, mut all) = (Some((0, 0)), Ok(()));
         while let Some(from) = place {
+            let resets = self.local.resets();
             let rule = |policy| policies.get(&policy).map(PolicyHandle::rule);
             let (debtors, next) = self.local.debts(from, BATCH, generation, self.clock.now(), rule);
             place = next;
@@ -86,12 +123,25 @@ impl Inner {
             if due.is_empty() {
                 continue;
             }
-            let (turn, resets) = (store.turn().await?, self.local.resets());
-            let asked = due.iter().map(|due| due.asked.clone()).collect();
-            let before = store.answer(&turn, store.charge(&turn, asked)).await?;
-            self.acknowledge(&due, before, turn.generation(), resets);
+            let mut payments = JoinSet::new();
+            for part in store.parted(due, |due| &due.asked.key) {
+                payments.spawn(pay(store.clone(), part));
+            }
+            while let Some(paid) = payments.join_next().await {
+                match paid {
+                    Ok(Ok(Paid { due, before, generation })) => {
+                        self.acknowledge(&due, before, generation, resets);
+                    }
+                    Ok(Err(error)) => all = all.and(Err(error)),
+                    // It has not panicked, and only the end of the runtime ends it.
+                    Err(_) => all = all.and(Err(StoreError::new(StoreErrorKind::Disconnected))),
+                }
+            }
+            if all.is_err() && !store.is_cluster() {
+                break;
+            }
         }
-        Ok(())
+        all
     }
 
     fn acknowledge(&self, due: &[Due], before: Before, generation: u64, resets: u64) {

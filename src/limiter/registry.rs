@@ -19,7 +19,7 @@ use crate::store::memory::PolicyId;
 #[cfg(feature = "redis")]
 use crate::store::memory::{Debt, Marker};
 #[cfg(feature = "redis")]
-use crate::store::redis::Owed;
+use crate::store::redis::{Owed, Tag};
 
 /// A policy that a limiter knows, from [`RateLimiter::policy`]; cheap to clone.
 ///
@@ -93,6 +93,13 @@ impl PolicyHandle {
         format!("{store_key}:=open")
     }
 
+    /// What decides the slot of a key in a cluster.
+    #[cfg(feature = "redis")]
+    pub(crate) fn tag<'a>(&'a self, key: &'a Key) -> Tag<'a> {
+        let ((first, rest), Registered { prefix, suffix, .. }) = (key.split_first(), &*self.0);
+        if self.is_braced() { Tag([first, "", "", ""]) } else { Tag([prefix, first, rest, suffix]) }
+    }
+
     /// A debt as Redis is told of it.
     #[cfg(feature = "redis")]
     pub(crate) fn owed(&self, store_key: &str, debt: &Debt) -> Owed {
@@ -114,7 +121,7 @@ impl PolicyHandle {
 
     /// Whether the first part of an identity stands in braces, so that all keys
     /// of a check are in one slot of a cluster.
-    fn is_braced(&self) -> bool {
+    pub(super) fn is_braced(&self) -> bool {
         self.0.policy.reservation().is_some() || self.0.paired.load(Ordering::Relaxed)
     }
 

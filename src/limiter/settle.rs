@@ -118,11 +118,13 @@ impl RateLimiter {
         if !is_of || decision.refusal().is_some() || !decision.is_counted() {
             return Ok(false);
         }
-        let end = decision.at.saturating_add(decision.outcome.reset_after_ms);
+        // Two readings of a clock in milliseconds can be one more apart than the
+        // moments were. A later window ends later by far more than that.
+        let end = decision.at.saturating_add(decision.outcome.reset_after_ms).saturating_add(1);
         let left = i64::try_from(end).unwrap_or(i64::MAX) - i64::try_from(self.0.clock.now()).unwrap_or(0);
         let charges = Charges::from_iter([Charge { act: Act::Refund { left }, ..charge.clone() }]);
         let was_redis = decision.source() == Source::Redis;
-        if !was_redis && !self.is_connected() {
+        if !was_redis && !self.can_ask_redis(charge) {
             let _ = self.0.decide_locally(&charges, self.0.clock.now());
         } else if self.begin(&charges).await.source() != Source::Redis {
             // What Redis has charged is not given back by this process.

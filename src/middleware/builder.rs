@@ -1,5 +1,6 @@
 //! How a layer is set up.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -270,6 +271,7 @@ impl RateLimitLayerBuilder {
     /// [`DuplicatePolicy`](BuildError::DuplicatePolicy),
     /// [`DuplicatePlan`](BuildError::DuplicatePlan), [`Factor`](BuildError::Factor),
     /// [`Policy`](BuildError::Policy), [`Conflict`](BuildError::Conflict),
+    /// [`ClusterIdentities`](BuildError::ClusterIdentities),
     /// [`Status`](BuildError::Status) or [`ClientIp`](BuildError::ClientIp).
     pub fn build(self) -> Result<RateLimitLayer, BuildError> {
         self.check()?;
@@ -282,6 +284,9 @@ impl RateLimitLayerBuilder {
             skips.push(Arc::new(identity::from_ranges(client_ip.clone(), &self.skip_ips)?));
         }
         let identity = self.identity.unwrap_or_else(|| Arc::new(client_ip.clone()));
+        if self.limiter.is_on_cluster() {
+            check_first_parts(&self.limits, &identity)?;
+        }
         let rules: Arc<dyn Rules> = match self.rules {
             Some(rules) => {
                 rules.join(&self.limiter)?;
@@ -329,6 +334,22 @@ impl RateLimitLayerBuilder {
             return Err(BuildError::Status { field: "too_large_status", status: self.too_large });
         }
         Ok(())
+    }
+}
+
+/// On a cluster the keys of one check share a slot only by their first part.
+fn check_first_parts(limits: &[Limit], shared: &Arc<dyn Identify>) -> Result<(), BuildError> {
+    let part = |limit: &Limit| limit.identity().unwrap_or(shared).first_part().map(Cow::into_owned);
+    let declared: Vec<_> = limits.iter().filter_map(|limit| Some((limit.policy(), part(limit)?))).collect();
+    let Some((policy, first)) = declared.first() else { return Ok(()) };
+    match declared.iter().find(|(_, part)| part != first) {
+        None => Ok(()),
+        Some((other, other_first)) => Err(BuildError::ClusterIdentities {
+            policy: policy.name().to_owned(),
+            first: first.clone(),
+            other: other.name().to_owned(),
+            other_first: other_first.clone(),
+        }),
     }
 }
 

@@ -71,6 +71,7 @@ impl Settlement {
     /// Charges `actual` now, in place of the reservation and of all that was
     /// reported. Answers whether it was not settled before. It does not wait for
     /// Redis.
+    #[expect(clippy::must_use_candidate, reason = "most callers settle once, and know it")]
     pub fn settle(&self, actual: u64) -> bool {
         let held = std::mem::take(&mut self.open().held);
         // Nobody waits for it: it goes on by itself.

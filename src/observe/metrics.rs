@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use metrics::{
     Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, describe_histogram, gauge,
@@ -11,7 +11,7 @@ use metrics::{
 
 use super::{Checked, Observer, Problem, Verdict};
 use crate::decision::{Refusal, Source};
-use crate::store::{StoreErrorKind, StoreEvent};
+use crate::store::{Nodes, StoreErrorKind, StoreEvent};
 
 /// Reports what a limiter does through the [`metrics`](https://docs.rs/metrics)
 /// facade, to whatever recorder the application has installed by the first
@@ -25,7 +25,7 @@ use crate::store::{StoreErrorKind, StoreEvent};
 /// | `ratelimit_fallbacks_total` | counter; policy, reason | decisions without the store |
 /// | `ratelimit_deny_cache_hits_total` | counter; policy | refusals repeated without asking Redis |
 /// | `ratelimit_store_errors_total` | counter; reason | checks that the store could not decide |
-/// | `ratelimit_store_connected` | gauge | 1 or 0 |
+/// | `ratelimit_store_connected` | gauge | 1 or 0; of a cluster the part of its masters |
 /// | `ratelimit_store_duration_seconds` | histogram | from asking the store to its answer |
 /// | `ratelimit_local_entries` | gauge | identities in the local table |
 /// | `ratelimit_local_overflow` | gauge | checks that found the local table full of refused identities |
@@ -100,8 +100,12 @@ impl Observer for Metrics {
     fn store(&self, event: &StoreEvent<'_>) {
         let metrics = self.store_metrics();
         match event {
-            StoreEvent::Connected { .. } => metrics.connected.set(1.0),
-            StoreEvent::Lost { .. } => metrics.connected.set(0.0),
+            StoreEvent::Connected { .. } | StoreEvent::Lost { .. } | StoreEvent::Left { .. } => {
+                let mut nodes = metrics.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+                nodes.learn(event);
+                let (connected, all) = nodes.connected();
+                metrics.connected.set(as_f64(connected) / as_f64(all.max(1)));
+            }
             // Counted with the check that failed.
             StoreEvent::Misconfigured { .. } => {}
             StoreEvent::Answered { latency } => metrics.duration.record(*latency),
@@ -224,6 +228,7 @@ impl PolicyMetrics {
 }
 
 struct StoreMetrics {
+    nodes: Mutex<Nodes>,
     connected: Gauge,
     duration: Histogram,
 }
@@ -238,6 +243,7 @@ impl StoreMetrics {
             "From asking the store to its answer."
         );
         Self {
+            nodes: Mutex::default(),
             connected: gauge!("ratelimit_store_connected"),
             duration: histogram!("ratelimit_store_duration_seconds"),
         }

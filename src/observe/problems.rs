@@ -19,6 +19,10 @@ pub enum Problem {
     NoPeerAddress,
     /// A forwarding header comes from a peer that is not a trusted proxy.
     UntrustedForwarding,
+    /// Policies are checked together whose keys are in different slots of a
+    /// cluster. Each then decides by itself, so one can charge what another one
+    /// refuses.
+    SplitCheck,
     /// Two policies have one name but different rules. Told once, when the
     /// second one is set up.
     PolicyConflict,
@@ -29,7 +33,7 @@ pub enum Problem {
 
 impl Problem {
     /// Those that show in traffic, in the order of their discriminants.
-    const LASTING: [Self; 2] = [Self::NoPeerAddress, Self::UntrustedForwarding];
+    const LASTING: [Self; 3] = [Self::NoPeerAddress, Self::UntrustedForwarding, Self::SplitCheck];
 
     /// `no_peer_address`, ...: what metrics call it.
     #[must_use]
@@ -37,6 +41,7 @@ impl Problem {
         match self {
             Self::NoPeerAddress => "no_peer_address",
             Self::UntrustedForwarding => "untrusted_forwarding",
+            Self::SplitCheck => "split_check",
             Self::PolicyConflict => "policy_conflict",
             Self::LatePairing => "late_pairing",
         }
@@ -53,6 +58,10 @@ impl Problem {
             Self::UntrustedForwarding => {
                 "a forwarding header comes from a peer that is not a trusted proxy and is ignored: \
                  if that peer is your proxy, name its range with `ClientIp::behind`"
+            }
+            Self::SplitCheck => {
+                "policies are checked together whose keys are in different slots of the cluster, so each \
+                 decides by itself: set them up together, with identities of one first part"
             }
             Self::PolicyConflict => {
                 "two policies share a name but not the rule; both are enforced, under different keys: \

@@ -35,6 +35,7 @@ impl Observer for Trace {
     fn store(&self, event: &StoreEvent<'_>) {
         match event {
             StoreEvent::Connected { address } => info!(%address, "rate limit store connected"),
+            StoreEvent::Left { address } => debug!(%address, "rate limit store has no slots there"),
             StoreEvent::Misconfigured { address, error } => error!(
                 %address,
                 reason = error.kind().as_str(),

@@ -65,7 +65,7 @@ pub enum StoreErrorKind {
     Loading,
     /// The server runs somebody's long script.
     Busy,
-    /// The cluster is down, or its slot is moving.
+    /// The cluster is down, or nobody has the slot, or it is moving.
     ClusterDown,
     /// The replica has lost its master.
     MasterDown,
@@ -145,7 +145,8 @@ impl fmt::Display for StoreErrorKind {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StoreEvent<'a> {
-    /// The store is connected and decides.
+    /// The store is connected and decides; of a cluster, one master for its
+    /// slots.
     Connected {
         /// Host and port.
         address: &'a str,
@@ -156,6 +157,12 @@ pub enum StoreEvent<'a> {
         address: &'a str,
         /// Why.
         error: &'a StoreError,
+    },
+    /// A node of a cluster has no slots any more, or was only asked for the way
+    /// to the others: it is not missed.
+    Left {
+        /// Host and port.
+        address: &'a str,
     },
     /// The store is connected, but has refused a check for a reason that
     /// somebody must mend. Told once for each connection.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use tokio::time::Instant;
 
-use super::{StoreErrorKind, StoreEvent};
+use super::{Nodes, StoreErrorKind, StoreEvent};
 
 /// Latencies are kept for this many stretches, together the last minute.
 const STRETCHES: u32 = 6;
@@ -20,6 +20,9 @@ pub enum StoreState {
     Untried,
     /// It decides.
     Connected,
+    /// Some masters of a cluster are gone: this process decides for their slots,
+    /// the others for theirs.
+    Partial,
     /// It is gone, and this process decides.
     Lost,
 }
@@ -86,6 +89,7 @@ pub(crate) struct HealthRecord(Mutex<Record>);
 #[derive(Debug)]
 struct Record {
     state: StoreState,
+    nodes: Nodes,
     since: Instant,
     last_error: Option<StoreErrorKind>,
     /// Of the last minute, the oldest first.
@@ -95,24 +99,37 @@ struct Record {
 impl HealthRecord {
     pub(crate) fn new() -> Self {
         let (state, since) = (StoreState::Untried, Instant::now());
-        Self(Mutex::new(Record { state, since, last_error: None, latencies: Vec::new() }))
+        Self(Mutex::new(Record {
+            state,
+            nodes: Nodes::default(),
+            since,
+            last_error: None,
+            latencies: Vec::new(),
+        }))
     }
 
     pub(crate) fn learn(&self, event: &StoreEvent<'_>) {
         let mut record = self.lock();
+        if let StoreEvent::Connected { .. } | StoreEvent::Lost { .. } | StoreEvent::Left { .. } = event {
+            record.nodes.learn(event);
+            match record.nodes.connected() {
+                // Only the address to start from has left.
+                (_, 0) => {}
+                (0, _) => record.enter(StoreState::Lost),
+                (connected, all) if connected == all => record.enter(StoreState::Connected),
+                _ => record.enter(StoreState::Partial),
+            }
+        }
         match event {
-            StoreEvent::Connected { .. } => record.enter(StoreState::Connected),
-            StoreEvent::Lost { error, .. } => {
-                record.enter(StoreState::Lost);
+            StoreEvent::Lost { error, .. } | StoreEvent::Misconfigured { error, .. } => {
                 record.last_error = Some(error.kind());
             }
-            StoreEvent::Misconfigured { error, .. } => record.last_error = Some(error.kind()),
             StoreEvent::Answered { latency } => record.answered(*latency),
             // That there is no connection has been told when it was lost.
             StoreEvent::Failed { error, .. } if error.kind() != StoreErrorKind::Disconnected => {
                 record.last_error = Some(error.kind());
             }
-            StoreEvent::Failed { .. } => {}
+            StoreEvent::Connected { .. } | StoreEvent::Left { .. } | StoreEvent::Failed { .. } => {}
         }
     }
 
@@ -172,6 +189,25 @@ fn latencies() -> Histogram<u32> {
 mod tests {
     use super::*;
     use crate::store::StoreError;
+
+    #[tokio::test]
+    async fn a_cluster_is_connected_in_part_while_one_master_is_missed() {
+        let record = HealthRecord::new();
+        let error = StoreError::new(StoreErrorKind::Io);
+        for (event, state) in [
+            (StoreEvent::Lost { address: "a,b", error: &error }, StoreState::Lost),
+            (StoreEvent::Left { address: "a,b" }, StoreState::Lost),
+            (StoreEvent::Connected { address: "a" }, StoreState::Connected),
+            (StoreEvent::Connected { address: "b" }, StoreState::Connected),
+            (StoreEvent::Lost { address: "a", error: &error }, StoreState::Partial),
+            (StoreEvent::Lost { address: "b", error: &error }, StoreState::Lost),
+            (StoreEvent::Connected { address: "b" }, StoreState::Partial),
+            (StoreEvent::Left { address: "a" }, StoreState::Connected),
+        ] {
+            record.learn(&event);
+            assert_eq!(record.now().state(), state, "{event:?}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_minute_counts_and_states_begin_when_they_change() {

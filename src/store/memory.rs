@@ -189,7 +189,7 @@ impl LocalTable {
             // Looked up again: making room for the one before may have moved it.
             let position = shard.position(hash, asked);
             let played = Played { before: &before[i], after: &lines[i], outcome: &outcomes[i], now };
-            self.write(&mut overflow, shard, (position, hash), asked, played, charged);
+            self.write(&mut overflow, shard, (position, hash), asked, &played, charged);
         }
         answers
     }
@@ -206,7 +206,7 @@ impl LocalTable {
         let mut outcome = algorithm::peek(&asked.rule, State::Idle, 0, now);
         algorithm::step(&mut lines, now, |only| outcome = only);
         let played = Played { before: &before, after: &lines[0], outcome: &outcome, now };
-        self.write(&mut overflow, &mut shard, (position, hash), asked, played, charged);
+        self.write(&mut overflow, &mut shard, (position, hash), asked, &played, charged);
         Answer::new(asked, lines[0].rule.limit, outcome)
     }
 
@@ -218,10 +218,10 @@ impl LocalTable {
         shard: &mut Shard,
         place: (Option<usize>, u64),
         asked: &Asked<'_>,
-        played: Played<'_>,
+        played: &Played<'_>,
         charged: Charged,
     ) {
-        let Played { before, after, outcome, now } = played;
+        let &Played { before, after, outcome, now } = played;
         let mut change = Change::new(before.state, after, outcome, now);
         if let (Act::Reserve, Some((id, time))) = (after.act, asked.reservation)
             && after.open > before.open

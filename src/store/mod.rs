@@ -7,9 +7,8 @@
 //!
 //! # Redis servers
 //!
-//! One server, or the master of a replicated pair behind one address. No Redis
-//! Cluster yet: its redirects are a misconfiguration, kind
-//! [`CrossSlot`](StoreErrorKind::CrossSlot).
+//! One server, or the master of a replicated pair behind one address; or a
+//! [cluster](#clusters).
 //!
 //! **Versions.** The tests run on Redis 7.0 and 6.2; those of TLS on 7.0. Needed
 //! are `EVALSHA` and the commands below; RESP3 is used where there is, else RESP2.
@@ -56,15 +55,50 @@
 //! Persistence is not needed: a Redis that restarts empty is told what the
 //! replicas still know.
 //!
-//! **Others.** None of these has been tested. What is known of them, and what to
+//! # Clusters
+//!
+//! [`redis_cluster`](crate::RateLimiterBuilder::redis_cluster) takes some nodes and
+//! finds the others, with `CLUSTER SLOTS`. The tests run on three masters of Redis
+//! 7.0. The user needs `+cluster|slots` and `+asking` as well. With `rediss://` all
+//! nodes are asked over TLS: set `tls-cluster yes`, or Redis 7.0 does not tell its
+//! ports.
+//!
+//! **Each master by itself.** There is one connection to each, and each is lost and
+//! comes back as a single server does: while it is gone the checks of its slots fall
+//! back, those of the others go on. Set `cluster-require-full-coverage no`, or the
+//! others refuse as well, reason `clusterdown`. After a failover its slots go to the
+//! replica within about a second of the cluster's own decision.
+//! [`is_connected`](crate::RateLimiter::is_connected) means every master; while some
+//! are gone the [health](crate::RateLimiter#method.health) is `Partial`.
+//!
+//! **Slots that move.** A check follows one `MOVED` or `ASK`, so resharding goes
+//! unnoticed. A check of several keys, of several policies or of one that reserves,
+//! is refused by the nodes while some of these have moved and others have not
+//! (`TRYAGAIN`): it falls back, for as long as that slot takes.
+//!
+//! **Policies that are checked together** have the first part of the identity in
+//! braces, so that their keys share a slot if they share that part:
+//! `(ClientIp::peer(), Header::new("x-account")?)` and `ClientIp::peer()` do. A layer
+//! whose identities declare different first parts is refused
+//! ([`ClusterIdentities`](crate::BuildError::ClusterIdentities)). Where that shows only
+//! in traffic, because closures hide it, it is told as
+//! [`SplitCheck`](crate::observe::Problem::SplitCheck), and each policy decides by
+//! itself: still in one round trip, but one can charge what another one refuses. So
+//! it is for policies that were not [set up together](crate::RateLimiter::policies).
+//!
+//! **Replicas** are never asked: they may be behind.
+//!
+//! # Other servers
+//!
+//! None of these has been tested. What is known of them, and what to
 //! set:
 //!
 //! | server | set | mind |
 //! |---|---|---|
 //! | Valkey | as Redis | a fork of Redis 7.2 with the same commands |
 //! | ElastiCache, cluster mode disabled | `rediss://` with encryption in transit, the **primary** endpoint, user and password of an RBAC user; `maxmemory-policy` in the parameter group | the reader endpoint leads to replicas: reason `readonly` |
-//! | ElastiCache Serverless, or cluster mode enabled | - | speaks Cluster only: not yet |
-//! | MemoryDB | - | speaks Cluster only: not yet |
+//! | ElastiCache Serverless, or cluster mode enabled | [`redis_cluster`](crate::RateLimiterBuilder::redis_cluster) with the configuration endpoint, `rediss://` with encryption in transit, user and password of an RBAC user | |
+//! | MemoryDB | `redis_cluster` with the cluster endpoint, `rediss://`, user and password of an ACL | |
 //! | Upstash | `rediss://default:PASSWORD@...`, a [deadline](crate::RateLimiterBuilder::deadline) for the distance | scripts wait for each other |
 //! | Dragonfly | as Redis; all keys are declared, so the default of its scripts fits | Lua 5.4, where Redis has 5.1 |
 
@@ -72,6 +106,8 @@ mod event;
 #[cfg(feature = "redis")]
 mod health;
 pub(crate) mod memory;
+#[cfg(any(feature = "metrics", feature = "redis"))]
+mod nodes;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
@@ -80,3 +116,5 @@ pub use self::event::{StoreError, StoreErrorKind, StoreEvent};
 pub(crate) use self::health::HealthRecord;
 #[cfg(feature = "redis")]
 pub use self::health::{Health, StoreState};
+#[cfg(any(feature = "metrics", feature = "redis"))]
+pub(crate) use self::nodes::Nodes;

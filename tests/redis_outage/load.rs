@@ -15,10 +15,42 @@ use tower::{ServiceExt, service_fn};
 use tower_layer::Layer;
 use tower_ratelimit::observe::{Checked, Observer};
 use tower_ratelimit::store::StoreErrorKind;
-use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter, Source};
+use tower_ratelimit::{Key, Policy, Rate, RateLimitLayer, RateLimiter, Source};
 
-/// What each client may do in the hour of the run.
+/// What each client may do during the run.
 pub(crate) const LIMIT: u64 = 40;
+
+/// So long that no run meets the edge of a sub-window, nor a token that has come
+/// back.
+const WINDOW: Duration = Duration::from_secs(30 * 86_400);
+
+/// The policy that the environment asks for, a fixed window otherwise.
+fn policy() -> Policy {
+    let rate = Rate::new(LIMIT, WINDOW).unwrap();
+    match std::env::var("FAULT_ALGORITHM").as_deref() {
+        Err(_) | Ok("fixed_window") => Policy::fixed_window("http", rate),
+        Ok("sliding_window") => Policy::sliding_window("http", rate),
+        Ok("token_bucket") => Policy::token_bucket("http", rate),
+        Ok(other) => panic!("FAULT_ALGORITHM: {other} is not an algorithm"),
+    }
+}
+
+/// The key of a client under that policy.
+pub(crate) fn key(limiter: &RateLimiter, client: u8) -> String {
+    limiter.policy(policy()).unwrap().store_key(&Key::ip(address(client)))
+}
+
+/// How much a value that Redis keeps for that policy has counted.
+pub(crate) fn counted(value: &str) -> Option<u64> {
+    let mut numbers = value.split(':').map(str::parse::<u64>);
+    match (numbers.next()?.ok()?, numbers.next(), numbers.next()) {
+        (count, None, _) => Some(count),
+        // A sub-window's length and index, then its count.
+        (_, Some(_), Some(count)) if value.matches(':').count() == 3 => count.ok(),
+        // A window, and the level in parts of a token.
+        (window, Some(level), _) => Some(level.ok()?.div_ceil(window)),
+    }
+}
 
 /// Two of them are at their limit before anything fails, two are half there,
 /// two have hardly begun.
@@ -56,8 +88,7 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) fn on(limiter: RateLimiter) -> Arc<Self> {
-        let policy = Policy::fixed_window("http", Rate::new(LIMIT, Duration::from_secs(3600)).unwrap());
-        let layer = RateLimitLayer::builder(limiter.clone()).policy(policy).build().unwrap();
+        let layer = RateLimitLayer::builder(limiter.clone()).policy(policy()).build().unwrap();
         let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
         let service = layer.layer(inner).map_response(|response| response.status().as_u16());
         Arc::new(Self {

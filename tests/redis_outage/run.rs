@@ -10,7 +10,7 @@ use tower_ratelimit::store::StoreErrorKind;
 use tower_ratelimit::{RateLimiter, test_util};
 use tracing::subscriber::DefaultGuard;
 
-use crate::load::{CLIENTS, LIMIT, Load, Watch, address};
+use crate::load::{CLIENTS, LIMIT, Load, Watch, counted};
 use crate::matrix;
 use crate::setup::ms;
 use crate::support::{Logs, Proxy, RedisServer};
@@ -66,7 +66,6 @@ pub(crate) struct Run {
     server: Arc<Mutex<RedisServer>>,
     proxy: Option<Proxy>,
     limiter: RateLimiter,
-    namespace: String,
     pub(crate) load: Arc<Load>,
     watch: Watch,
     sockets: Arc<Mutex<usize>>,
@@ -112,7 +111,6 @@ impl Run {
             server: Arc::new(Mutex::new(server)),
             proxy,
             limiter,
-            namespace,
             load,
             watch,
             sockets,
@@ -159,7 +157,7 @@ impl Run {
 
     /// The key of a client's counter.
     pub(crate) fn key(&self, client: u8) -> String {
-        format!("{}:http:rl:{}", self.namespace.trim_end_matches(':'), address(client))
+        crate::load::key(&self.limiter, client)
     }
 
     /// The fault lasts.
@@ -283,7 +281,7 @@ impl Run {
                 .server(move |server| keys.iter().map(|key| server.get(key)).collect::<Vec<_>>())
                 .await
                 .into_iter()
-                .map(|count| count.and_then(|count| count.parse::<u64>().ok()).unwrap_or(0));
+                .map(|count| count.and_then(|value| counted(&value)).unwrap_or(0));
             let counts: Vec<u64> = counts.collect();
             let admitted = self.load.admitted();
             if counts.iter().zip(admitted).all(|(count, admitted)| *count >= admitted) {

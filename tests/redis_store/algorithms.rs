@@ -358,8 +358,11 @@ async fn a_key_without_an_expiry_is_healed_under_every_algorithm() {
 fn settings(dice: &mut Dice, of: usize) -> Policy {
     const YEAR: u64 = 31_622_400_000;
     const MAX: u64 = tower_ratelimit::MAX_LIMIT;
-    let window = [1 + dice.roll(50), 1 + dice.roll(100_000), 1 + dice.roll(YEAR)][dice.roll(3) as usize];
-    let limit = [1 + dice.roll(9), 1 + dice.roll(1_000_000), 1 + dice.roll(MAX)][dice.roll(3) as usize];
+    let mut below = |most: [u64; 3]| {
+        let range = usize::try_from(dice.roll(3)).unwrap();
+        1 + dice.roll(most[range])
+    };
+    let (window, limit) = (below([50, 100_000, YEAR]), below([9, 1_000_000, MAX]));
     let rate = Rate::new(limit, ms(window)).unwrap();
     match of {
         0 => Policy::fixed_window("fixed", rate),

@@ -7,31 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use tower_ratelimit::{Charge, Decision, Key, MAX_LIMIT, Policy, PolicyHandle, RateLimiter, Refusal, Source};
 
-use crate::setup::{NoFallback, Redis, bucket, fixed, hit, hit_for, ms, sliding, who};
-
-/// Each scenario in memory and on Redis, with policies of one algorithm.
-macro_rules! on_both_stores {
-    ($of:ident: $($scenario:ident)*) => {
-        mod $of {
-            mod in_memory {
-                use tower_ratelimit::RateLimiter;
-                $(#[tokio::test]
-                async fn $scenario() {
-                    super::super::$scenario(RateLimiter::memory(), crate::setup::$of).await;
-                })*
-            }
-
-            mod on_redis {
-                use crate::setup::Redis;
-                $(#[tokio::test]
-                async fn $scenario() {
-                    let redis = Redis::start();
-                    super::super::$scenario(redis.limiter(), crate::setup::$of).await;
-                })*
-            }
-        }
-    };
-}
+use crate::setup::{NoFallback, Redis, bucket, fixed, hit, hit_for, ms, on_both_stores, sliding, who};
 
 /// The scenarios that hold for every algorithm, and more for one of them.
 macro_rules! for_every_algorithm {

@@ -15,6 +15,7 @@ mod bounds;
 mod cancellation;
 mod concurrency;
 mod conformance;
+mod continuity;
 mod deadline;
 mod deny_cache;
 mod failure_choice;

@@ -8,7 +8,9 @@ use tower::{ServiceExt, service_fn};
 use tower_layer::Layer;
 use tower_ratelimit::{Charge, RateLimitLayer};
 
-use crate::setup::{NoFallback, Redis, builder, connect, fixed, hit, hit_for, ms, request_from, who};
+use crate::setup::{
+    NoFallback, Redis, bucket, builder, connect, fixed, hit, hit_for, ms, request_from, sliding, who,
+};
 use crate::support::Proxy;
 
 #[tokio::test]
@@ -45,6 +47,37 @@ async fn a_check_is_one_round_trip_and_two_when_the_script_is_lost() {
     let _ = hit(&limiter, &http, "ann").await;
     assert_eq!(proxy.round_trips(), before + 21);
     assert_eq!(proxy.accepted(), 1, "all on one connection");
+}
+
+#[tokio::test]
+async fn every_kind_of_check_is_one_round_trip() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.server.addr()).await;
+    let limiter = builder(proxy.url()).namespace(&redis.namespace).observer(NoFallback).build().unwrap();
+    let [first, second, third] = limiter
+        .policies(&[fixed("f", 100, 60_000), sliding("s", 100, 60_000), bucket("b", 100, 60_000)])
+        .unwrap();
+    let tokens = limiter.policy(bucket("tokens", 100, 60_000).reserve_for(ms(60_000))).unwrap();
+    connect(&limiter).await;
+
+    let before = proxy.round_trips();
+    let charge = |policy| Charge::new(policy, who("ann"));
+    for policy in [&first, &second, &third, &tokens] {
+        let _ = limiter.check([charge(policy)]).await;
+        let _ = limiter.check([charge(policy).limit(7).cost(3)]).await;
+        let _ = limiter.peek(policy, &who("ann")).await;
+    }
+    assert_eq!(proxy.round_trips(), before + 12);
+    let decision = limiter.check([charge(&first), charge(&second), charge(&third)]).await;
+    assert!(decision.is_allowed());
+    assert_eq!(proxy.round_trips(), before + 13, "three algorithms in one check");
+    let reserved = limiter.reserve([charge(&tokens).cost(40)]).await;
+    assert_eq!(proxy.round_trips(), before + 14);
+    reserved.settle(10).await;
+    assert_eq!(proxy.round_trips(), before + 15);
+    let decision = limiter.check([charge(&third)]).await;
+    assert!(limiter.refund(&charge(&third), &decision).await.unwrap());
+    assert_eq!(proxy.round_trips(), before + 17);
 }
 
 #[tokio::test]

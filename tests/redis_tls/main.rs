@@ -9,6 +9,7 @@ mod support;
 
 mod build;
 mod certificates;
+mod cluster;
 mod failures;
 mod outage;
 mod setup;

@@ -10,7 +10,8 @@ use crate::support::{FREE_PORT, RedisServer};
 mod plain;
 
 pub(crate) use self::plain::{
-    NoFallback, PATIENT, bucket, connect, eventually, fixed, hit, hit_for, ms, request_from, sliding, who,
+    NoFallback, PATIENT, bucket, connect, eventually, fixed, hit, hit_for, ms, on_both_stores, request_from,
+    sliding, who,
 };
 
 /// A Redis of one test: on its plain port for the assertions, with TLS for the
@@ -29,20 +30,9 @@ impl Redis {
     /// With a certificate for these hosts, and further arguments.
     pub(crate) fn start_with(hosts: &str, args: &[&str]) -> Self {
         let ca = Ca::new();
-        let (certificate, key) = ca.issue(hosts);
-        let tls = [
-            "--tls-port",
-            FREE_PORT,
-            "--tls-cert-file",
-            &certificate,
-            "--tls-key-file",
-            &key,
-            "--tls-ca-cert-file",
-            &ca.certificate_path(),
-            "--tls-auth-clients",
-            "no",
-        ];
-        let server = RedisServer::start_with(&[&tls, args].concat());
+        let tls = tls_arguments(&ca, hosts);
+        let tls: Vec<_> = tls.iter().map(String::as_str).collect();
+        let server = RedisServer::start_with(&[&tls[..], args].concat());
         Self { server, ca, namespace: test_util::namespace() }
     }
 
@@ -67,4 +57,23 @@ impl Redis {
     pub(crate) fn limiter(&self) -> RateLimiter {
         self.builder().observer(NoFallback).build().unwrap()
     }
+}
+
+/// What makes a server speak TLS on a second port, with a certificate for these
+/// hosts.
+pub(crate) fn tls_arguments(ca: &Ca, hosts: &str) -> Vec<String> {
+    let (certificate, key) = ca.issue(hosts);
+    let arguments = [
+        "--tls-port",
+        FREE_PORT,
+        "--tls-cert-file",
+        &certificate,
+        "--tls-key-file",
+        &key,
+        "--tls-ca-cert-file",
+        &ca.certificate_path(),
+        "--tls-auth-clients",
+        "no",
+    ];
+    arguments.map(String::from).into()
 }

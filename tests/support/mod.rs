@@ -12,10 +12,12 @@
 
 mod logs;
 mod proxy;
+mod redis_cluster;
 mod redis_server;
 mod resp;
 
 pub use self::logs::Logs;
 pub use self::proxy::{Mode, Proxy};
+pub use self::redis_cluster::{RedisCluster, own_slots};
 pub use self::redis_server::{FREE_PORT, RedisServer, free_port};
 pub use self::resp::{Reply, RespClient};

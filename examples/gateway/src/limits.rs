@@ -6,7 +6,7 @@ use tower_ratelimit::identity::ClientIp;
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::{Negotiated, Refused, Reply};
 use tower_ratelimit::rules::{Limit, LiveRules, RulesFile};
-use tower_ratelimit::settings::SettingsError;
+use tower_ratelimit::settings::{RedisTarget, SettingsError};
 use tower_ratelimit::{BuildError, Policy, Rate, RateLimitLayer, RateLimiter};
 
 use crate::routes;
@@ -55,8 +55,11 @@ pub(crate) fn build(settings: &Settings, source: &Source) -> Result<Limits, Box<
 fn limiter(settings: &Settings) -> Result<RateLimiter, Box<dyn std::error::Error>> {
     let mut builder = RateLimiter::builder().observer(Metrics::new());
     // Without Redis the other two are refused, as they would have no effect.
-    if let Some(url) = &settings.redis_url {
-        builder = builder.redis(url);
+    if let Some(target) = settings.limits.redis() {
+        builder = match target {
+            RedisTarget::Url(url) => builder.redis(url),
+            nodes => builder.redis_cluster(nodes.urls()),
+        };
         if let Some(deadline) = settings.limits.deadline() {
             builder = builder.deadline(deadline);
         }
@@ -64,8 +67,9 @@ fn limiter(settings: &Settings) -> Result<RateLimiter, Box<dyn std::error::Error
             builder = builder.fallback_share(numerator, denominator);
         }
     }
+    let is_url = matches!(settings.limits.redis(), Some(RedisTarget::Url(_)));
     builder.build().map_err(|error| match error {
-        BuildError::RedisUrl => {
+        BuildError::RedisUrl if is_url => {
             SettingsError::new("REDIS_URL", "redis://[[user]:password@]host[:port][/database]").into()
         }
         error => error.into(),

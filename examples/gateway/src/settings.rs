@@ -29,8 +29,6 @@ pub(crate) struct Settings {
     pub(crate) log_levels: Targets,
     pub(crate) clients: ClientIp,
     pub(crate) rules_file: Option<PathBuf>,
-    /// With its password: not for logs.
-    pub(crate) redis_url: Option<String>,
     pub(crate) limits: LimitSettings,
 }
 
@@ -43,8 +41,7 @@ impl Settings {
             log_levels: log_levels()?,
             clients: clients(&limits)?,
             rules_file: LimitSettings::variable("RULES_FILE")?.map(PathBuf::from),
-            redis_url: redis_url(&limits)?,
-            limits,
+            limits: with_redis(limits)?,
         })
     }
 
@@ -55,7 +52,7 @@ impl Settings {
             ("RATE_LIMIT_DEADLINE_MS", self.limits.deadline().is_some()),
             ("RATE_LIMIT_FALLBACK_SHARE", self.limits.fallback_share().is_some()),
         ];
-        if self.redis_url.is_none() {
+        if self.limits.redis().is_none() {
             let unused = needs_redis.iter().filter(|(_, set)| *set).map(|(name, _)| *name);
             let unused = unused.collect::<Vec<_>>().join(", ");
             if !unused.is_empty() {
@@ -95,19 +92,14 @@ fn clients(limits: &LimitSettings) -> Result<ClientIp, SettingsError> {
     clients.ipv6_prefix(bits).map_err(|error| SettingsError::new("RATE_LIMIT_IPV6_PREFIX", error.to_string()))
 }
 
-/// What the crate's settings know, but this build cannot do yet, is refused
-/// here: limiting elsewhere than the operator meant would be worse.
-fn redis_url(limits: &LimitSettings) -> Result<Option<String>, SettingsError> {
+/// What the crate's settings know, but this build cannot do, is refused here:
+/// limiting elsewhere than the operator meant would be worse.
+fn with_redis(limits: LimitSettings) -> Result<LimitSettings, SettingsError> {
     match limits.redis() {
-        None => Ok(None),
         Some(RedisTarget::Url(url)) if url.starts_with("rediss:") => {
             Err(SettingsError::new("REDIS_URL", "redis:// only, the gateway is built without TLS"))
         }
-        Some(RedisTarget::Url(url)) => Ok(Some(url.clone())),
-        Some(_) => Err(SettingsError::new(
-            "REDIS_CLUSTER_NODES",
-            "must be unset, this version has no clusters; REDIS_URL names a single server",
-        )),
+        _ => Ok(limits),
     }
 }
 

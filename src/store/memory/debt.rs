@@ -17,7 +17,8 @@ pub(super) struct Slot {
     /// The window for which the amounts stand.
     pub(super) window: Millis,
     pub(super) ledger: Ledger,
-    /// What this process holds open, here or in Redis. Boxed: few have any.
+    /// What this process holds open, here or in Redis.
+    #[expect(clippy::box_collection, reason = "few slots hold anything open, and each pays for the place")]
     pub(super) open: Option<Box<Vec<Open>>>,
     /// Whether Redis has refused in this state.
     pub(super) denied: bool,

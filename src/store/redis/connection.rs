@@ -30,10 +30,10 @@ use super::error;
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
 
 /// An attempt to connect takes no longer than this.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const FIRST_BACKOFF: Duration = Duration::from_millis(50);
-const LAST_BACKOFF: Duration = Duration::from_secs(1);
+pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+pub(super) const LAST_BACKOFF: Duration = Duration::from_secs(1);
 
 /// Losses within this time make the next return slower.
 const FLAPPING: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ const FIRST_HOLD: Duration = Duration::from_millis(500);
 const LAST_HOLD: Duration = Duration::from_secs(10);
 
 /// A connection that misses this many deadlines in a row is dropped.
-const MISSES: u32 = 3;
+pub(super) const MISSES: u32 = 3;
 
 /// What is told of the connection, to whom it concerns.
 pub(super) type Events = Arc<dyn Fn(&StoreEvent<'_>) + Send + Sync>;
@@ -95,7 +95,9 @@ struct Shared<P> {
     deadline: Duration,
     state: watch::Sender<State>,
     misses: Mutex<Misses>,
-    generations: AtomicU64,
+    /// Shared by the links of one store, so that no two connections of it have
+    /// one number.
+    generations: Arc<AtomicU64>,
     told: Mutex<Told>,
     /// The connection on which a misconfiguration was told of.
     complained: AtomicU64,
@@ -117,6 +119,7 @@ impl<P: Probe> Link<P> {
         deadline: Duration,
         probe: P,
         events: Events,
+        generations: Arc<AtomicU64>,
     ) -> Result<Self, RedisError> {
         let address = address(target.addr());
         let dial = Dial { target, closed: Arc::default() };
@@ -129,7 +132,7 @@ impl<P: Probe> Link<P> {
             deadline,
             state,
             misses: Mutex::default(),
-            generations: AtomicU64::new(0),
+            generations,
             told: Mutex::default(),
             complained: AtomicU64::new(0),
             news: News { events, queue: Mutex::default(), telling: Mutex::default() },
@@ -145,6 +148,14 @@ impl<P: Probe> Link<P> {
 
     pub(super) fn is_up(&self) -> bool {
         matches!(*self.shared.state.borrow(), State::Up(_))
+    }
+
+    /// The connection, if it is up.
+    pub(super) fn live(&self) -> Option<Live> {
+        match &*self.shared.state.borrow() {
+            State::Up(live) => Some(live.clone()),
+            State::Untried | State::Down => None,
+        }
     }
 
     /// The number of the connection that is up.
@@ -222,7 +233,7 @@ impl<P: Probe> Link<P> {
     }
 
     /// Starts the background task if none runs. Answers whether one does.
-    fn supervise(&self) -> bool {
+    pub(super) fn supervise(&self) -> bool {
         let mut supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner);
         if supervisor.as_ref().is_some_and(|task| !task.is_finished()) {
             return true;
@@ -261,7 +272,7 @@ impl<P> Shared<P> {
         *told = Told::Nothing;
         *self.lock_misses() = Misses::default();
         // 0 is none.
-        let generation = self.generations.fetch_add(1, Ordering::Relaxed) + 1;
+        let generation = self.generations.fetch_add(1, Ordering::Release) + 1;
         self.state.send_replace(State::Up(Live { connection, generation, server_time }));
         self.news.queue(Item::Connected);
         drop(told);
@@ -307,7 +318,7 @@ impl<P> Shared<P> {
 
     /// An outage is told once, whoever notices it first.
     fn queue_lost(&self, told: &mut Told, error: &StoreError) {
-        let news = if error.kind().is_misconfiguration() { Told::Misconfigured } else { Told::Lost };
+        let news = Told::of(error);
         if *told < news {
             *told = news;
             self.news.queue(Item::Lost(error.clone()));
@@ -536,11 +547,17 @@ impl<P> Drop for OnRuntime<P> {
 /// What the outside knows of the connection that is missing. An outage is told
 /// once; that it is somebody's mistake is worth a second line.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Told {
+pub(super) enum Told {
     #[default]
     Nothing,
     Lost,
     Misconfigured,
+}
+
+impl Told {
+    pub(super) fn of(error: &StoreError) -> Self {
+        if error.kind().is_misconfiguration() { Self::Misconfigured } else { Self::Lost }
+    }
 }
 
 /// The losses of the last minute.
@@ -562,11 +579,11 @@ impl Losses {
 }
 
 /// Between half and all of it, so that replicas do not return in step.
-fn jittered(backoff: Duration) -> Duration {
+pub(super) fn jittered(backoff: Duration) -> Duration {
     backoff.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-fn address(target: &ConnectionAddr) -> String {
+pub(super) fn address(target: &ConnectionAddr) -> String {
     match target {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
             format!("{host}:{port}")

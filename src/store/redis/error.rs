@@ -82,6 +82,8 @@ fn within(detail: &str) -> StoreError {
         StoreErrorKind::Forbidden
     } else if starts("db index is out of range") || starts("invalid db index") {
         StoreErrorKind::Database
+    } else if starts("this instance has cluster support disabled") {
+        StoreErrorKind::UnknownCommand
     } else if starts("select is not allowed in cluster") {
         StoreErrorKind::CrossSlot
     } else if starts("error running script") {
@@ -128,6 +130,7 @@ mod tests {
                 StoreErrorKind::Forbidden,
             ),
             ("DB index is out of range", StoreErrorKind::Database),
+            ("This instance has cluster support disabled", StoreErrorKind::UnknownCommand),
             ("SELECT is not allowed in cluster mode", StoreErrorKind::CrossSlot),
             ("value is not an integer", StoreErrorKind::Other),
             ("", StoreErrorKind::Other),

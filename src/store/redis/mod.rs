@@ -4,35 +4,42 @@
 //! everything. Whatever goes wrong becomes a [`StoreError`]; a charge whose
 //! outcome is unknown is never sent again.
 
+mod cluster;
 mod connection;
 mod error;
+mod node;
+mod probe;
+mod request;
 mod script;
 mod target;
 #[cfg(feature = "tls")]
 mod tls;
+mod turn;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, RedisError};
 use tokio::time::{Instant, timeout};
 
-use self::connection::{Events, Link, Live, Probe};
+use self::cluster::Cluster;
+pub(crate) use self::cluster::Tag;
+use self::connection::Events;
+use self::node::{Common, Hop, Node};
+use self::request::{Request, Way};
 use self::script::Script;
 pub(crate) use self::target::{Target, TargetError};
+use self::turn::Place;
+pub(crate) use self::turn::Turn;
 use crate::algorithm::{Act, Amount, Kind, Rule, State};
 use crate::clock::Millis;
 use crate::policy::{MAX_LIMIT, MAX_WINDOW};
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
-
-/// More checks than this at once are not sent but decided by the fallback.
-const MAX_WAITING: usize = 4096;
 
 /// One policy's part in a check on Redis.
 #[derive(Clone, Debug)]
@@ -120,16 +127,23 @@ impl Remembered {
 
 /// Counts in Redis.
 pub(crate) struct RedisStore {
-    link: Link<WriteProbe>,
-    scripts: Arc<Scripts>,
+    servers: Servers,
     deadline: Duration,
     db: i64,
     waiting: Arc<AtomicUsize>,
     events: Events,
+    generations: Arc<AtomicU64>,
+    /// The generation for which what is owed is being paid.
+    paid_on: AtomicU64,
+}
+
+enum Servers {
+    One(Arc<Node>),
+    Cluster(Cluster),
 }
 
 impl RedisStore {
-    /// A store on a server that need not be there yet: nothing is sent before
+    /// A store on servers that need not be there yet: nothing is sent before
     /// the first check.
     ///
     /// # Errors
@@ -141,50 +155,91 @@ impl RedisStore {
         deadline: Duration,
         events: impl Fn(&StoreEvent<'_>) + Send + Sync + 'static,
     ) -> Result<Self, RedisError> {
-        let target = target.into_inner();
-        let events: Events = Arc::new(events);
-        let scripts = Arc::new(Scripts::new());
-        let probe = WriteProbe { scripts: scripts.clone(), namespace: namespace.to_owned(), deadline };
-        let db = target.redis_settings().db();
-        let link = Link::new(target, deadline, probe, events.clone())?;
-        Ok(Self { link, scripts, deadline, db, waiting: Arc::default(), events })
+        let (events, generations): (Events, _) = (Arc::new(events), Arc::default());
+        let common = Common {
+            namespace: namespace.to_owned(),
+            deadline,
+            events: events.clone(),
+            generations: Arc::clone(&generations),
+        };
+        let (servers, db) = match target {
+            Target::One(target) => {
+                let db = target.redis_settings().db();
+                (Servers::One(Arc::new(Node::new(*target, &common, None)?)), db)
+            }
+            Target::Cluster(seeds) => (Servers::Cluster(Cluster::new(seeds, common)), 0),
+        };
+        let (waiting, paid_on) = (Arc::default(), AtomicU64::new(0));
+        Ok(Self { servers, deadline, db, waiting, events, generations, paid_on })
     }
 
     /// Which counters these are: the server and its database.
     pub(crate) fn place(&self) -> String {
-        format!("{}/{}", self.link.address(), self.db)
+        format!("{}/{}", self.address(), self.db)
     }
 
+    fn address(&self) -> String {
+        match &self.servers {
+            Servers::One(node) => node.link.address().to_owned(),
+            Servers::Cluster(cluster) => cluster.address(),
+        }
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(_))
+    }
+
+    /// Whether all of it is connected.
     pub(crate) fn is_up(&self) -> bool {
-        self.link.is_up()
+        match &self.servers {
+            Servers::One(node) => node.link.is_up(),
+            Servers::Cluster(cluster) => cluster.is_up(),
+        }
     }
 
-    /// Why a check must not even wait, if so.
-    pub(crate) fn unavailable(&self) -> Option<StoreError> {
-        self.link.unavailable()
+    /// Why a check of such a key must not even wait, if so.
+    pub(crate) fn unavailable(&self, tag: Tag<'_>) -> Option<StoreError> {
+        match &self.servers {
+            Servers::One(node) => node.link.unavailable(),
+            Servers::Cluster(cluster) => cluster.unavailable(tag),
+        }
     }
 
-    /// A place and a connection for one check, within the deadline that starts
-    /// now.
-    pub(crate) async fn turn(&self) -> Result<Turn, StoreError> {
+    /// A place and a connection for one check of such a key, within the
+    /// deadline that starts now.
+    pub(crate) async fn turn(&self, tag: Tag<'_>) -> Result<Turn, StoreError> {
         let started = Instant::now();
         let turn = async {
-            if let Some(error) = self.link.unavailable() {
+            if let Some(error) = self.unavailable(tag) {
                 return Err(error);
             }
             let place = Place::take(&self.waiting)?;
-            self.link.asks();
-            let connection = timeout(self.deadline, self.link.connection()).await;
             let late = |_| StoreError::new(StoreErrorKind::Timeout);
-            let live = connection.map_err(late).inspect_err(|_| self.link.asks())??;
-            Ok(Turn { live, started, _place: place })
+            let node = match &self.servers {
+                Servers::One(node) => node.clone(),
+                Servers::Cluster(cluster) => {
+                    timeout(self.deadline, cluster.node(tag)).await.map_err(late)??
+                }
+            };
+            node.link.asks();
+            let left = self.deadline.saturating_sub(started.elapsed());
+            let connection = timeout(left, node.link.connection()).await;
+            let live = connection.map_err(late).inspect_err(|_| node.link.asks())??;
+            // Before the look whether the connection is still the one: a later
+            // number of the same server would be that of what it has lost.
+            let latest = self.generations.load(Ordering::Acquire);
+            let is_current = node.link.generation() == Some(live.generation);
+            let generation = if is_current { latest } else { live.generation };
+            let (hop, landed) = (Hop::new(&node, live), Arc::default());
+            Ok(Turn { hop, landed, generation, started, place })
         };
         turn.await.inspect_err(|error| {
             (self.events)(&StoreEvent::Failed { error, latency: started.elapsed() });
         })
     }
 
-    /// One check: answers with the state before it, and after what is owed.
+    /// One check: answers with the state before it, and after what is owed. All
+    /// its keys are in the slot of the turn.
     ///
     /// Dropped before the answer, it has counted once or not at all. It does
     /// not borrow, so that an answer that is late can still be waited for.
@@ -193,13 +248,11 @@ impl RedisStore {
         turn: &Turn,
         asked: Vec<Asked>,
     ) -> impl Future<Output = Result<Before, StoreError>> + Send + use<> {
-        let (scripts, mut connection) = (self.scripts.clone(), turn.live.connection.clone());
-        let server_now = turn.live.server_now();
+        let way = self.way(turn);
         async move {
-            let script = scripts.of(&asked);
-            let sent = script.run(&mut connection, |command| fill(command, &asked, server_now)).await;
-            let reply = sent.map_err(|error| error::classify(&error))?;
-            if reply.len() != REPLIED * asked.len() {
+            let keys = asked.len();
+            let reply = way.send(Request::Charge(asked)).await?;
+            if reply.len() != REPLIED * keys {
                 return Err(error::classify(&unexpected_reply()));
             }
             Ok(reply.chunks_exact(REPLIED).filter_map(Remembered::from_reply).collect())
@@ -217,13 +270,19 @@ impl RedisStore {
         let late = |_| Err(StoreError::new(StoreErrorKind::Timeout));
         let answer = timeout(left, answer).await.unwrap_or_else(late);
         let latency = turn.started.elapsed();
+        let hop = turn.hop();
+        let node = hop.node();
         match &answer {
             Ok(_) => {
-                self.link.answered();
+                if let Some(node) = node {
+                    node.link.answered();
+                }
                 (self.events)(&StoreEvent::Answered { latency });
             }
             Err(error) => {
-                self.link.failed(&turn.live, error);
+                if let Some(node) = node {
+                    node.link.failed(&hop.live, error);
+                }
                 (self.events)(&StoreEvent::Failed { error, latency });
             }
         }
@@ -232,43 +291,66 @@ impl RedisStore {
 
     /// Until it is of no more use to wait for an answer of that turn.
     pub(crate) fn superseded(&self, turn: &Turn) -> impl Future<Output = ()> + Send + use<> {
-        self.link.superseded(turn.generation())
+        let hop = turn.hop();
+        let superseded = hop.node().map(|node| node.link.superseded(hop.live.generation));
+        async move {
+            if let Some(superseded) = superseded {
+                superseded.await;
+            }
+        }
     }
 
-    /// Forgets keys by their exact names.
-    pub(crate) async fn reset(&self, keys: &[String]) -> Result<(), StoreError> {
-        let turn = self.turn().await?;
-        let mut connection = turn.live.connection.clone();
-        let mut command = redis::cmd("DEL");
-        let forget = command.arg(keys).query_async(&mut connection);
-        self.answer(&turn, async { forget.await.map_err(|error| error::classify(&error)) }).await
+    /// Forgets keys by their exact names. They are in one slot.
+    pub(crate) async fn reset(&self, keys: Vec<String>) -> Result<(), StoreError> {
+        let tag = keys.first().map_or_else(Tag::default, |key| Tag::of(key));
+        let turn = self.turn(tag).await?;
+        let forget = self.way(&turn).send(Request::Forget(keys));
+        self.answer(&turn, async { forget.await.map(drop) }).await
     }
 
-    /// The connection that checks use now, if there is one.
+    /// A number that grows with each connection to any of the servers, while
+    /// there is one.
     pub(crate) fn generation(&self) -> Option<u64> {
-        self.link.generation()
+        match &self.servers {
+            Servers::One(node) => node.link.generation(),
+            Servers::Cluster(cluster) => {
+                cluster.is_partly_up().then(|| self.generations.load(Ordering::Acquire))
+            }
+        }
     }
-}
 
-/// One check's turn on the connection.
-pub(crate) struct Turn {
-    live: Live,
-    started: Instant,
-    _place: Place,
-}
+    /// Whether nobody pays for this generation yet: of the masters of a cluster
+    /// several may connect at once.
+    pub(crate) fn starts_to_pay(&self, generation: u64) -> bool {
+        self.paid_on.swap(generation, Ordering::Relaxed) != generation
+    }
 
-impl Turn {
-    /// Which connection it is on: a new one may be to a server that has lost
-    /// what the last one was told.
-    pub(crate) fn generation(&self) -> u64 {
-        self.live.generation
+    /// Parts what can be sent together: all of it to one server, to a cluster
+    /// what is in one slot.
+    pub(crate) fn parted<T>(&self, items: Vec<T>, key: impl Fn(&T) -> &str) -> Vec<Vec<T>> {
+        if !self.is_cluster() {
+            return vec![items];
+        }
+        let mut parts = BTreeMap::<u16, Vec<T>>::new();
+        for item in items {
+            parts.entry(Tag::of(key(&item)).slot()).or_default().push(item);
+        }
+        parts.into_values().collect()
+    }
+
+    fn way(&self, turn: &Turn) -> Way {
+        let guide = match &self.servers {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => Some(cluster.guide()),
+        };
+        Way { hop: turn.hop.clone(), landed: turn.landed.clone(), guide, until: turn.started + self.deadline }
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("address", &self.link.address())
+            .field("address", &self.address())
             .field("deadline", &self.deadline)
             .field("connected", &self.is_up())
             .finish_non_exhaustive()
@@ -289,67 +371,6 @@ impl Scripts {
     /// The quickest one that can play a check.
     fn of(&self, asked: &[Asked]) -> &Script {
         if asked.iter().all(Asked::is_plain) { &self.fixed_charges } else { &self.check }
-    }
-}
-
-/// One of the places for checks under way. Given back however the check ends.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(waiting: &Arc<AtomicUsize>) -> Result<Self, StoreError> {
-        let place = Self(waiting.clone());
-        if waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
-            return Err(StoreError::new(StoreErrorKind::Overload));
-        }
-        Ok(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Two checks like any other, on a key that is nobody's: what passes them can
-/// decide. A ping would also be answered by a replica, by a server that
-/// is out of memory, and to a user that may not do what the script does.
-struct WriteProbe {
-    scripts: Arc<Scripts>,
-    namespace: String,
-    deadline: Duration,
-}
-
-impl Probe for WriteProbe {
-    async fn probe(&self, mut connection: MultiplexedConnection) -> Result<Duration, RedisError> {
-        // No policy name has a dot.
-        let key = format!("{}.probe:rl:{:08x}", self.namespace, fastrand::u32(..));
-        let open = format!("{key}:=open");
-        let asked = |window, act| {
-            let rule =
-                Rule { kind: Kind::FixedWindow, limit: 5, window, block: 0, enforced: true, pardon: 0 };
-            let reservations = Reservations { key: open.clone(), member: "probe=1".to_owned(), held_for: 1 };
-            let reservations = (act != Act::Charge).then_some(reservations);
-            Asked { key: key.clone(), rule, cost: 1, act, pardon: 0, reservations, owed: None }
-        };
-        // The two checks take one script each. What settles finds the count of the
-        // first, what reserves a longer window than its own: with the deletion every command of the script is run.
-        let first = [asked(1000, Act::Charge)];
-        let second = [asked(1000, Act::Settle), asked(1, Act::Reserve)];
-        for asked in [&first[..], &second] {
-            let fill = |command: &mut Cmd| fill(command, asked, Duration::ZERO);
-            if self.scripts.of(asked).run(&mut connection, fill).await?.len() != REPLIED * asked.len() {
-                return Err(unexpected_reply());
-            }
-        }
-        let () = redis::cmd("DEL").arg(&[key, open]).query_async(&mut connection).await?;
-        // The last one alone, for the first may have had to send the script. A
-        // server that is too far away answers a probe, and then no check in time.
-        let asked = redis::cmd("TIME");
-        let answer = timeout(self.deadline, asked.query_async(&mut connection)).await;
-        let (seconds, micros): (u64, u32) =
-            answer.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        Ok(Duration::from_secs(seconds) + Duration::from_micros(micros.into()))
     }
 }
 

@@ -4,8 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, RedisResult, Script as Digest, ServerErrorKind};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{
+    Cmd, ErrorKind, FromRedisValue, RedisResult, Script as Digest, ServerErrorKind, Value, from_redis_value,
+};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
@@ -51,10 +53,11 @@ impl Script {
     pub(super) async fn run(
         &self,
         connection: &mut MultiplexedConnection,
+        asking: Asking,
         fill: impl Fn(&mut Cmd),
     ) -> RedisResult<Vec<i64>> {
         let sent = self.sent.load(Ordering::Acquire);
-        let reply = self.by_digest(connection, &fill).await;
+        let reply = self.by_digest(connection, asking, &fill).await;
         if !is_unknown(&reply) {
             return reply;
         }
@@ -62,14 +65,14 @@ impl Script {
         let sending = timeout(PATIENCE, self.sending.lock()).await;
         if sending.is_ok() && self.sent.load(Ordering::Acquire) != sent {
             drop(sending);
-            let reply = self.by_digest(connection, &fill).await;
+            let reply = self.by_digest(connection, asking, &fill).await;
             if !is_unknown(&reply) {
                 return reply;
             }
         }
         let mut command = redis::cmd("EVAL");
         fill(command.arg(self.text));
-        let reply = command.query_async(connection).await;
+        let reply = asking.query(connection, command).await;
         self.sent.fetch_add(1, Ordering::Release);
         reply
     }
@@ -77,11 +80,39 @@ impl Script {
     async fn by_digest(
         &self,
         connection: &mut MultiplexedConnection,
+        asking: Asking,
         fill: &impl Fn(&mut Cmd),
     ) -> RedisResult<Vec<i64>> {
         let mut command = redis::cmd("EVALSHA");
         fill(command.arg(&self.sha1));
-        command.query_async(connection).await
+        asking.query(connection, command).await
+    }
+}
+
+/// Whether a node of a cluster is asked for a key of a slot that is on its way
+/// to it: it says no to anybody who does not announce that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asking {
+    No,
+    Yes,
+}
+
+impl Asking {
+    /// Sends a command, within one write with what announces it.
+    pub(super) async fn query<T: FromRedisValue>(
+        self,
+        connection: &mut MultiplexedConnection,
+        command: Cmd,
+    ) -> RedisResult<T> {
+        if self == Self::No {
+            return command.query_async(connection).await;
+        }
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("ASKING").add_command(command);
+        // As values: an error of a whole pipeline has lost its code.
+        let mut replies = connection.req_packed_commands(&pipeline, 0, 2).await?;
+        let reply = replies.pop().unwrap_or(Value::Nil).extract_error()?;
+        Ok(from_redis_value(reply)?)
     }
 }
 

@@ -43,8 +43,12 @@ fn a_wrong_setting_stops_it_with_its_name_and_what_it_accepts() {
         ),
         (&[("REDIS_HOST", "127.0.0.1"), ("REDIS_PORT", "0")], "REDIS_PORT: \"0\" is not accepted: a whole"),
         (
-            &[("REDIS_CLUSTER_NODES", "127.0.0.1:7000"), ("REDIS_PASSWORD", "s3cret")],
-            "REDIS_CLUSTER_NODES: the value is not accepted: must be unset",
+            &[("REDIS_CLUSTER_NODES", "redis://:s3cret@127.0.0.1:7000")],
+            "REDIS_CLUSTER_NODES: the value is not accepted: host:port between commas",
+        ),
+        (
+            &[("REDIS_CLUSTER_NODES", "127.0.0.1:7000"), ("REDIS_PASSWORD", "s3cret"), ("REDIS_DB", "1")],
+            "REDIS_DB: \"1\" is not accepted: must be unset beside REDIS_CLUSTER_NODES",
         ),
     ];
     for (variables, text) in wrong {
