@@ -1,4 +1,5 @@
-//! A service behind rules, and how the tests ask it.
+//! A service behind rules, and how the tests ask it. It answers 200, and 401 to a
+//! login, for only those that fail count.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -56,9 +57,14 @@ impl Ruled {
     }
 }
 
-/// Sends one request through a layer around a service that says yes.
+/// Sends one request through a layer.
 pub async fn through(layer: &RateLimitLayer, request: Ask) -> Answer {
-    let handler = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(())) });
+    let handler = service_fn(|request: Request<()>| async move {
+        let fails = request.method() == "POST" && request.uri().path() == "/auth/login";
+        let mut response = Response::new(());
+        *response.status_mut() = if fails { StatusCode::UNAUTHORIZED } else { StatusCode::OK };
+        Ok::<_, Infallible>(response)
+    });
     let response = layer.layer(handler).call(request.0).await.unwrap();
     let number = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().parse().unwrap());
     Answer {
