@@ -298,31 +298,38 @@ fn backend(
     match origin {
         Origin::Memory => Ok((Backend::Memory, Registry::own(namespace))),
         #[cfg(feature = "redis")]
-        Origin::Redis(_) | Origin::RedisCluster(_) => {
-            let target = match &origin {
-                Origin::Redis(url) => Target::new(url, ca)?,
-                Origin::RedisCluster(urls) => Target::cluster(urls, ca)?,
-                _ => return Err(BuildError::RedisUrl),
-            };
-            let (told, home) = (observers.clone(), home.clone());
-            let health = Arc::new(HealthRecord::new());
-            let learning = health.clone();
-            let tell = move |event: &StoreEvent<'_>| {
-                learning.learn(event);
-                told.tell(|observer| observer.store(event));
-                if let (StoreEvent::Connected { .. }, Some(inner)) = (event, home.get()) {
-                    // On the task that has made the connection.
-                    tokio::spawn(super::reconcile::pay_while_connected(inner.clone()));
-                }
-            };
-            let store =
-                RedisStore::new(target, &namespace, deadline, tell).map_err(|_| BuildError::RedisUrl)?;
-            let registry = Registry::shared(&store.place(), namespace);
-            Ok((Backend::Redis { store: Arc::new(store), health }, registry))
+        Origin::Redis(url) => connected(Target::new(&url, ca)?, namespace, deadline, observers, home),
+        #[cfg(feature = "redis")]
+        Origin::RedisCluster(urls) => {
+            connected(Target::cluster(&urls, ca)?, namespace, deadline, observers, home)
         }
         #[cfg(feature = "test-util")]
         Origin::Script(script) => Ok((Backend::Scripted(script), Registry::own(namespace))),
     }
+}
+
+#[cfg(feature = "redis")]
+fn connected(
+    target: Target,
+    namespace: String,
+    deadline: Duration,
+    observers: &Observers,
+    home: &Home,
+) -> Result<(Backend, Arc<Registry>), BuildError> {
+    let (told, home) = (observers.clone(), home.clone());
+    let health = Arc::new(HealthRecord::new());
+    let learning = health.clone();
+    let tell = move |event: &StoreEvent<'_>| {
+        learning.learn(event);
+        told.tell(|observer| observer.store(event));
+        if let (StoreEvent::Connected { .. }, Some(inner)) = (event, home.get()) {
+            // On the task that has made the connection.
+            tokio::spawn(super::reconcile::pay_while_connected(inner.clone()));
+        }
+    };
+    let store = RedisStore::new(target, &namespace, deadline, tell).map_err(|_| BuildError::RedisUrl)?;
+    let registry = Registry::shared(&store.place(), namespace);
+    Ok((Backend::Redis { store: Arc::new(store), health }, registry))
 }
 
 impl fmt::Debug for RateLimiterBuilder {
