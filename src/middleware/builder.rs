@@ -234,7 +234,7 @@ impl RateLimitLayerBuilder {
     }
 
     /// Builds the response of a refusal, see [`Reply`]. Default: [`Negotiated`], as
-    /// the client can read it; [`Problem`](response::Problem) for problem details
+    /// the client can read it; [`Problem`](crate::response::Problem) for problem details
     /// always.
     pub fn reply(mut self, reply: impl Reply) -> Self {
         self.reply = Some(Arc::new(reply));

@@ -34,7 +34,8 @@ impl Client {
     /// A POST with a body.
     pub(crate) fn post(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let length = body.len().to_string();
-        let headers = [headers, &[("content-type", "application/json"), ("content-length", &length)]].concat();
+        let headers =
+            [headers, &[("content-type", "application/json"), ("content-length", &length)]].concat();
         self.send("POST", path, &headers);
         self.0.get_mut().write_all(body.as_bytes()).unwrap();
         self.receive("POST")
