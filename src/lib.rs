@@ -68,15 +68,17 @@
 //! 2. **Identify.** An [identity] reads from the head of the request
 //!    who is asking. The default is the client address. What happens when the
 //!    request does not say is [`Missing`](middleware::Missing).
-//! 3. **Check.** All policies of the layer in one step: one round trip to Redis,
+//! 3. **Choose.** The layer's list of [limits](rules::Limit), or [rules] by route,
+//!    method, plan and tenant, say which policies apply, and with which limit.
+//! 4. **Check.** All of these policies in one step: one round trip to Redis,
 //!    none in memory. The request is admitted only if all of them admit it. A
 //!    refused request adds to no count; it may start a
 //!    [block](Policy::block_for).
-//! 4. **Forward or refuse.** The inner service is called after the verdict, never
+//! 5. **Forward or refuse.** The inner service is called after the verdict, never
 //!    before. A refusal is 429 (RFC 6585) with JSON or problem details (RFC 9457), as
 //!    the client prefers; to a gRPC call it is a [gRPC status](response#grpc); or it is
 //!    [your own response](response::Reply).
-//! 5. **Headers.** `x-ratelimit-limit`, `-remaining` and `-reset` on every
+//! 6. **Headers.** `x-ratelimit-limit`, `-remaining` and `-reset` on every
 //!    response that was limited, whatever its status; `retry-after` (RFC 9110,
 //!    section 10.2.3) in whole seconds, rounded up and at least 1, on refusals.
 //!    `RateLimit` and `RateLimit-Policy`, the IETF's draft,
@@ -276,6 +278,35 @@
 //! it a block is simply over the limit. It usually counts refused requests too, which
 //! this crate does not.
 //!
+//! # Rules
+//!
+//! One layer in front of a whole service, with other limits for other requests:
+//!
+//! ```
+//! use http::Method;
+//! use tower_ratelimit::identity::{ClientIp, Principal};
+//! use tower_ratelimit::rules::{Factor, Limit, LiveRules, Rule, RuleSet};
+//! use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
+//!
+//! let writes = Limit::new(Policy::fixed_window("writes", Rate::per_minute(20)))
+//!     .by((Principal::by_workspace(), ClientIp::peer(), Principal::by_user()))
+//!     .plan("pro", 100)
+//!     .factor(Factor::times("vip", 2).users(["ann"]));
+//! let rules = RuleSet::new()
+//!     .skip_path("/healthz")
+//!     .rule(Rule::route("/api/{*rest}").method(Method::POST).limit(writes))
+//!     .otherwise(Policy::fixed_window("http", Rate::per_minute(100)));
+//!
+//! let limiter = RateLimiter::memory();
+//! let live = LiveRules::new(&limiter, rules)?;
+//! let layer = RateLimitLayer::builder(limiter).rules(live.clone()).build()?;
+//! # Ok::<(), tower_ratelimit::BuildError>(())
+//! ```
+//!
+//! They can be replaced while requests come, after a look at the
+//! [plan](rules::ReloadPlan), and with the feature `rules-file` they are read from
+//! a TOML file. `examples/saas.toml` is a complete one.
+//!
 //! # Cost
 //!
 //! * **Memory** is bounded: 250,000 identities by default
@@ -304,6 +335,7 @@
 //! | `tonic` | no | reads tonic's `TcpConnectInfo`, keeps `NamedService`, adds RetryInfo and QuotaFailure to refused gRPC calls | tonic, server only, and tonic-types |
 //! | `metrics` | no | `observe::Metrics`, which reports through the `metrics` facade once it is installed | metrics |
 //! | `unicode` | no | `identity::normalize::account`: trim, lower case, NFC | unicode-normalization |
+//! | `rules-file` | no | `rules::RulesFile`: rules from a TOML file | toml, its parser only |
 //! | `test-util` | no | `test_util`: a scripted limiter, a clock to turn by hand, fresh namespaces | nothing |
 //!
 //! Without `axum` and `tonic` the peer address is read from a bare `SocketAddr` or

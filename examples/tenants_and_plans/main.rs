@@ -26,7 +26,7 @@ use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = RateLimiter::memory();
-    let live = LiveRules::new(&limiter, rules::saas(ClientIp::peer())?)?;
+    let live = LiveRules::new(&limiter, rules::saas(&ClientIp::peer())?)?;
     let layer = RateLimitLayer::builder(limiter).rules(live.clone()).build()?;
     let app: Router =
         Router::new().route("/api/projects", any(done)).route("/auth/login", any(done)).layer(layer);

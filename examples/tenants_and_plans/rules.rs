@@ -13,10 +13,10 @@ const fn minutes(minutes: u64) -> Duration {
 
 /// Everything under `/auth/` counts by address, everything under `/api/` by
 /// workspace, with a plan's limits and twice as much for VIPs.
-pub(crate) fn saas(client_ip: ClientIp) -> Result<RuleSet, PolicyError> {
+pub(crate) fn saas(client_ip: &ClientIp) -> Result<RuleSet, PolicyError> {
     let rules = RuleSet::new().skip_path("/healthz").skip_path("/metrics");
-    let rules = auth(rules, &client_ip)?;
-    Ok(api(rules, &client_ip))
+    let rules = auth(rules, client_ip)?;
+    Ok(api(rules, client_ip))
 }
 
 /// No plan and no VIP has more guesses at a password: no factor is named here.

@@ -114,3 +114,60 @@ impl fmt::Debug for Account {
         f.write_str("Account(..)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::identity::{ClientIp, Described, Identified, Identify, RequestHead, Route};
+    use crate::key::Key;
+
+    fn key(identity: &dyn Identify, principal: Principal) -> Option<String> {
+        let peer: std::net::IpAddr = "203.0.113.9".parse().unwrap();
+        let request = Request::builder().extension(peer).extension(principal).body(()).unwrap();
+        match identity.identify(&RequestHead::new(&request), Key::builder()) {
+            Identified::Known(key, _) => Some(key.finish().as_str().to_owned()),
+            Identified::Missing(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_principal_is_its_user_bare_and_its_workspace_as_a_part_of_its_own() {
+        let ann = || Principal::new().user("ann").workspace("acme");
+        assert_eq!(key(&Principal::by_user(), ann()).as_deref(), Some("ann"));
+        assert_eq!(key(&Principal::by_workspace(), ann()).as_deref(), Some("workspace=acme"));
+        assert_eq!(key(&Principal::by_user(), Principal::new()), None);
+        assert_eq!(key(&Principal::by_workspace(), Principal::new().workspace(" ")), None);
+        let all = (Principal::by_workspace(), ClientIp::peer(), Principal::by_user(), Route::new());
+        let nobody = key(&all, Principal::new());
+        assert_eq!(nobody.as_deref(), Some("none=:ip=203.0.113.9:none=:route=none"));
+        assert_eq!(Described(&all).to_string(), "workspace=id, ip, user, route");
+    }
+
+    #[test]
+    fn a_workspace_that_is_called_like_an_address_is_no_address() {
+        let by_address = Scoped::new("workspace", ClientIp::peer());
+        let named = Principal::new().workspace("203.0.113.9");
+        assert_ne!(key(&by_address, named.clone()), key(&Principal::by_workspace(), named));
+    }
+
+    proptest! {
+        #[test]
+        fn o_key_1_two_callers_have_two_keys(
+            left in ("[a-z0-9:=%{} /é]{0,12}", "[a-z0-9:=%{} /é]{0,12}"),
+            right in ("[a-z0-9:=%{} /é]{0,12}", "[a-z0-9:=%{} /é]{0,12}"),
+        ) {
+            let both = (Principal::by_workspace(), Principal::by_user());
+            let of = |(workspace, user): &(String, String)| {
+                key(&both, Principal::new().workspace(workspace.as_str()).user(user.as_str()))
+            };
+            // A blank name is a missing one.
+            let meant = |(workspace, user): &(String, String)| {
+                [workspace, user].map(|name| if name.trim().is_empty() { String::new() } else { name.clone() })
+            };
+            prop_assert_eq!(of(&left) == of(&right), meant(&left) == meant(&right));
+        }
+    }
+}

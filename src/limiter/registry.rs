@@ -135,6 +135,12 @@ impl PolicyHandle {
         Rule { block, pardon: self.pardon(), ..self.0.rule }
     }
 
+    /// What a client is told of another limit than the policy's: of a bucket its
+    /// burst, in proportion.
+    pub(crate) fn limit_in_force(&self, limit: u64) -> u64 {
+        self.0.rule.with_limit(limit).limit
+    }
+
     fn pardon(&self) -> Millis {
         self.0.pardon.load(Ordering::Relaxed)
     }

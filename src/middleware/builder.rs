@@ -130,7 +130,7 @@ impl RateLimitLayerBuilder {
     /// How the client address is found: for the default identity, for
     /// [`Missing::ByIp`] and for [`skip_ips`](Self::skip_ips). It does not change
     /// a [`ClientIp`] that is given as an identity. Default: as the layer's
-    /// identity does, or else that of a policy, if one is by address; otherwise
+    /// identity does, or else that of a policy or rule, if one is by address; otherwise
     /// the peer's address, and no header is believed.
     pub fn client_ip(mut self, client_ip: ClientIp) -> Self {
         self.client_ip = Some(client_ip);
@@ -277,7 +277,8 @@ impl RateLimitLayerBuilder {
         self.check()?;
         let own = self.limits.iter().filter_map(Limit::identity);
         let by_address = || self.identity.iter().chain(own).find_map(|who| who.client_ip()).cloned();
-        let client_ip = self.client_ip.clone().or_else(by_address).unwrap_or_default();
+        let by_rules = || self.rules.as_ref().and_then(|rules| rules.client_ip());
+        let client_ip = self.client_ip.clone().or_else(by_address).or_else(by_rules).unwrap_or_default();
         let mut skips = self.skips;
         if !self.skip_ips.is_empty() {
             skips.push(Arc::new(identity::from_ranges(client_ip.clone(), &self.skip_ips)?));

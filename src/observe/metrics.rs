@@ -15,7 +15,7 @@ use crate::store::{Nodes, StoreErrorKind, StoreEvent};
 
 /// Reports what a limiter does through the [`metrics`](https://docs.rs/metrics)
 /// facade, to whatever recorder the application has installed by the first
-/// check.
+/// check, or before it makes [`LiveRules`](crate::rules::LiveRules).
 ///
 /// | metric | kind, labels | counts |
 /// |---|---|---|

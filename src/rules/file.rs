@@ -65,7 +65,7 @@ const MAX_BYTES: usize = 1 << 20;
 /// | `identity` | who is counted, a list of the words below | `["ip"]` |
 /// | `cost` | of one request, 0 to 9007199254740991 | 1 |
 /// | `count` | statuses, 100 to 599: only requests that are answered so count | all count |
-/// | `reserve` | duration for which a place is held open, 1 ms to 366 days | none is |
+/// | `reserve` | duration for which a place is held open, 1 ms to 366 days | with `count` 1 m, otherwise none is |
 /// | `plans` | other limits by plan: `{ pro = 100 }`; other plans have `limit` | none |
 /// | `factors` | names of factors that may multiply the limit; the first that fits | none |
 /// | `on_store_failure` | `local`, `deny` or `allow` | `local` |

@@ -30,7 +30,8 @@ impl FixedRules {
         let handles = limiter.register::<MAX_POLICIES>(&policies)?;
         handles.iter().for_each(|handle| handle.count_layer());
         let bound = Bound::all(&rule.limits, handles, &Facts::new());
-        Ok(Self { bound, values: LimitValues::of(&rule.limits) })
+        let values = LimitValues::of(&bound);
+        Ok(Self { bound, values })
     }
 }
 

@@ -9,7 +9,6 @@ use http::StatusCode;
 
 use super::count_if::{CountIf, ResponseHead};
 use super::{Factor, Facts};
-use crate::algorithm::Rule as Arithmetic;
 use crate::identity::{Described, Identify, RequestHead};
 use crate::limiter::BuildError;
 use crate::policy::{MAX_LIMIT, OnStoreFailure, Policy, PolicyError};
@@ -193,14 +192,12 @@ impl Limit {
         }
     }
 
-    /// All limits that are known beforehand, as a client is told of them.
+    /// All limits that are known beforehand.
     pub(super) fn limits(&self) -> impl Iterator<Item = u64> {
-        let plain =
-            std::iter::once(self.policy.rate().limit()).chain(self.plans.iter().map(|(_, limit)| *limit));
+        let own = std::iter::once(self.policy.rate().limit());
+        let plain = own.chain(self.plans.iter().map(|(_, limit)| *limit));
         let times = |limit| self.factors.iter().map(move |factor| factor.of(limit));
-        // The limit of a bucket is its burst.
-        let told = |limit| Arithmetic::of(&self.policy).with_limit(limit).limit;
-        plain.flat_map(move |limit| std::iter::once(limit).chain(times(limit))).map(told)
+        plain.flat_map(move |limit| std::iter::once(limit).chain(times(limit)))
     }
 
     /// Its settings one by one, for those who compare two.

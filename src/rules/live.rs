@@ -11,7 +11,7 @@ use super::reload::ReloadPlan;
 use super::rule::Conditions;
 use super::selection::{Bound, LimitValues};
 use super::{Limit, Predicate, Rule, RuleSet, Rules, Selection};
-use crate::identity::RequestHead;
+use crate::identity::{ClientIp, RequestHead};
 use crate::limiter::{BuildError, PolicyHandle, RateLimiter};
 
 /// A [`RuleSet`] at work, which can be replaced while requests come. Cheap to
@@ -129,6 +129,11 @@ impl Rules for LiveRules {
         self.compiled().values.get(limit)
     }
 
+    fn client_ip(&self) -> Option<ClientIp> {
+        let compiled = self.compiled();
+        compiled.set.limits().find_map(|limit| limit.identity()?.client_ip().cloned())
+    }
+
     fn join(&self, limiter: &RateLimiter) -> Result<(), BuildError> {
         if !self.0.limiter.is(limiter) {
             return Err(BuildError::Conflict { field: "rules", other: "another limiter than theirs" });
@@ -175,8 +180,9 @@ impl Compiled {
             let handles: Vec<_> = rule.limits.iter().filter_map(known).collect();
             Ok((rule.conditions()?, Bound::all(&rule.limits, handles, &set.facts)))
         };
-        let rules = rules.iter().map(bind).collect::<Result<_, _>>()?;
-        let (skips, values) = (set.skips()?, LimitValues::of(set.limits()));
+        let rules: Vec<(Conditions, Vec<Bound>)> = rules.iter().map(bind).collect::<Result<_, _>>()?;
+        let values = LimitValues::of(rules.iter().flat_map(|(_, bound)| bound));
+        let skips = set.skips()?;
         Ok(Self { set, skips, rules, values, handles })
     }
 

@@ -53,7 +53,7 @@ pub use self::rule::Rule;
 pub use self::selection::Selection;
 pub(crate) use self::selection::{Selected, Who};
 pub use self::set::RuleSet;
-use crate::identity::RequestHead;
+use crate::identity::{ClientIp, RequestHead};
 use crate::limiter::{BuildError, RateLimiter};
 
 /// Picks requests.
@@ -91,6 +91,13 @@ pub trait Rules: Send + Sync + 'static {
     /// saves an allocation. Default: none is.
     fn limit_value(&self, limit: u64) -> Option<HeaderValue> {
         let _ = limit;
+        None
+    }
+
+    /// How these rules find client addresses, if they have to do with them. A
+    /// layer that is not told otherwise finds them in the same way. Default: they
+    /// have not.
+    fn client_ip(&self) -> Option<ClientIp> {
         None
     }
 

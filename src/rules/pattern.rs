@@ -10,11 +10,13 @@ use crate::identity::RequestHead;
 /// A pattern of paths, in axum's notation: `/auth/login`, `/api/{id}/x`,
 /// `/auth/{*rest}`.
 ///
-/// Where a router has matched, it is compared with the router's own pattern:
-/// that is what decides who handles the request. Where none has, it is compared
-/// with the path. So that no spelling of a path slips past, empty segments and
-/// `.` are then passed over and `%XX` is what it stands for. A router that sees
-/// fewer paths as one limits a little more than it must.
+/// Where a router has matched, it is compared with the router's own pattern, which
+/// decides who handles the request, and with the path as it is: a router may send
+/// all of `/{*rest}` on. Where none has, it is compared with the path, and so that
+/// no spelling slips past, empty segments and `.` are passed over and `%XX` is what
+/// it stands for. A service that takes fewer paths for one is limited a little more
+/// than it must be; a rule that limits nothing is for one spelling only, or a
+/// client could choose one that is free.
 ///
 /// A matching tree such as `matchit` finds the most specific of its patterns and
 /// takes no two that overlap; here the first in order applies.
@@ -61,23 +63,37 @@ impl Pattern {
         &self.text
     }
 
-    pub(super) fn matches(&self, head: &RequestHead<'_>) -> bool {
+    pub(super) fn matches(&self, head: &RequestHead<'_>, any_spelling: bool) -> bool {
+        let exactly = |path| self.matches_text(path, |_| true, |literal, part| literal == part);
         match head.matched_path() {
-            Some(route) => self.matches_text(route, |literal, part| literal == part),
-            None => self.matches_text(head.path(), |literal, part| {
-                literal == part
-                    || part.contains('%') && percent_decode_str(part).eq(literal.as_bytes().iter().copied())
-            }),
+            Some(route) => exactly(route) || exactly(head.path()),
+            None if !any_spelling => exactly(head.path()),
+            None => self.matches_text(
+                head.path(),
+                |part| !matches!(part, "" | "."),
+                |literal, part| {
+                    literal == part
+                        || part.contains('%')
+                            && percent_decode_str(part).eq(literal.as_bytes().iter().copied())
+                },
+            ),
         }
     }
 
-    fn matches_text(&self, path: &str, is: impl Fn(&str, &str) -> bool) -> bool {
-        let mut parts = path.split('/').filter(|part| !matches!(*part, "" | "."));
+    fn matches_text(
+        &self,
+        path: &str,
+        counts: impl Fn(&str) -> bool,
+        is: impl Fn(&str, &str) -> bool,
+    ) -> bool {
+        let path = path.strip_prefix('/').unwrap_or(path);
+        // The root has no segment.
+        let mut parts = path.split('/').filter(|part| !path.is_empty() && counts(part));
         for segment in &self.segments {
             match (segment, parts.next()) {
                 (Segment::Literal(literal), Some(part)) if is(literal, part) => {}
-                (Segment::One, Some(_)) => {}
-                (Segment::Rest, Some(_)) => return true,
+                (Segment::One, Some(part)) if !part.is_empty() => {}
+                (Segment::Rest, Some(part)) => return !part.is_empty() || parts.next().is_some(),
                 _ => return false,
             }
         }
@@ -102,8 +118,12 @@ mod tests {
     use super::*;
 
     fn matches(pattern: &str, path: &str) -> bool {
+        matches_in(pattern, path, true)
+    }
+
+    fn matches_in(pattern: &str, path: &str, any_spelling: bool) -> bool {
         let request = Request::get(path).body(()).unwrap();
-        Pattern::parse(pattern).unwrap().matches(&RequestHead::new(&request))
+        Pattern::parse(pattern).unwrap().matches(&RequestHead::new(&request), any_spelling)
     }
 
     #[test]
@@ -117,6 +137,7 @@ mod tests {
         ] {
             for path in inside {
                 assert!(matches(pattern, path), "{pattern} {path}");
+                assert!(matches_in(pattern, path, false), "{pattern} {path}");
             }
             for path in outside {
                 assert!(!matches(pattern, path), "{pattern} {path}");
@@ -135,6 +156,7 @@ mod tests {
             "/%61uth//login",
         ] {
             assert!(matches("/auth/login", path), "{path}");
+            assert_eq!(matches_in("/auth/login", path, false), path == "/auth/login", "{path}");
         }
         for path in ["/auth/%6Cogi", "/auth/log%zz", "/auth/login%2F", "/AUTH/login"] {
             assert!(!matches("/auth/login", path), "{path}");

@@ -20,8 +20,11 @@ use crate::limiter::BuildError;
 ///
 /// Counts are kept where the policy's name, algorithm and identity stay. A limit
 /// that is raised helps at once, also whom it has refused before; where it is
-/// looser than it was, blocks that it has started are lifted. Requests under way
-/// finish by the rules that they came by.
+/// looser than it was, blocks that it has started are lifted, at their next check
+/// by a replica that has these rules; so reload all replicas at about the same
+/// time. Which block a rule has started is told by its end: every one on this
+/// policy that ends before one could that starts now. Requests under way finish by
+/// the rules that they came by.
 #[must_use = "nothing changes before the plan is applied"]
 pub struct ReloadPlan {
     live: LiveRules,

@@ -49,9 +49,10 @@ impl Rule {
     }
 
     /// For requests to this route: `/auth/login`, `/api/{id}/x`,
-    /// `/auth/{*rest}`. Where axum's router has matched, its own pattern is what
-    /// is compared, otherwise the path, in whatever spelling. What is no pattern
-    /// is an error of [`LiveRules::new`](super::LiveRules::new).
+    /// `/auth/{*rest}`. Compared with the pattern that axum's router has matched,
+    /// and with the path; where no router has matched, with the path in whatever
+    /// spelling, unless the rule limits nothing. What is no pattern is an error of
+    /// [`LiveRules::new`](super::LiveRules::new).
     pub fn route(pattern: impl Into<Arc<str>>) -> Self {
         Self::any().or_route(pattern)
     }
@@ -118,6 +119,7 @@ impl Rule {
             plans: self.plans.clone().into(),
             tenants: self.tenants.clone().into(),
             when: self.when.clone().into(),
+            any_spelling: !self.limits.is_empty(),
         })
     }
 
@@ -162,6 +164,8 @@ pub(super) struct Conditions {
     plans: Box<[Arc<str>]>,
     tenants: Box<[Arc<str>]>,
     when: Box<[Predicate]>,
+    /// Whether a path is known in every spelling, as far as no router has matched.
+    any_spelling: bool,
 }
 
 impl Conditions {
@@ -170,7 +174,7 @@ impl Conditions {
         if !self.methods.is_empty() && !self.methods.contains(head.method()) {
             return None;
         }
-        let pattern = match self.routes.iter().find(|route| route.matches(head)) {
+        let pattern = match self.routes.iter().find(|route| route.matches(head, self.any_spelling)) {
             None if !self.routes.is_empty() => return None,
             found => found.map(Pattern::as_str),
         };

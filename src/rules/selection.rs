@@ -171,8 +171,9 @@ impl Bound {
 pub(super) struct LimitValues(Box<[(u64, HeaderValue)]>);
 
 impl LimitValues {
-    pub(super) fn of<'l>(limits: impl IntoIterator<Item = &'l Limit>) -> Self {
-        let mut numbers: Vec<u64> = limits.into_iter().flat_map(Limit::limits).collect();
+    pub(super) fn of<'b>(bound: impl IntoIterator<Item = &'b Bound>) -> Self {
+        let told = |bound: &'b Bound| bound.limit.limits().map(|limit| bound.policy.limit_in_force(limit));
+        let mut numbers: Vec<u64> = bound.into_iter().flat_map(told).collect();
         numbers.sort_unstable();
         numbers.dedup();
         Self(numbers.into_iter().map(|number| (number, HeaderValue::from(number))).collect())

@@ -25,6 +25,7 @@ async fn the_first_rule_that_holds_applies_and_otherwise_the_default() {
         (ask("BREW", "/v2/coffee"), Some(2)),
         (ask("GET", "/").who("acme.ann.free"), Some(9)),
         (ask("GET", "/free"), None),
+        (ask("GET", "/free/"), Some(1)),
         (ask("GET", "/elsewhere"), Some(1)),
     ] {
         assert_eq!(ruled.ask(request).await.limit, limit);
@@ -146,7 +147,7 @@ async fn o_key_2_without_a_router_the_rules_pattern_is_the_route() {
 }
 
 #[tokio::test]
-async fn where_a_router_has_matched_its_pattern_decides() {
+async fn where_a_router_has_matched_its_pattern_decides_and_the_path_as_it_is() {
     use axum::Router;
     use axum::body::Body;
     use axum::routing::any;
@@ -154,19 +155,27 @@ async fn where_a_router_has_matched_its_pattern_decides() {
     use tower::ServiceExt as _;
     use tower_ratelimit::{RateLimitLayer, RateLimiter, rules::LiveRules};
 
-    let rules =
-        RuleSet::new().rule(Rule::route("/api/{id}").limit(minute("api", 4))).otherwise(minute("http", 7));
+    let rules = RuleSet::new()
+        .rule(Rule::route("/api/{id}").limit(minute("api", 4)))
+        .rule(Rule::route("/proxied/login").limit(minute("login", 5)))
+        .rule(Rule::route("/proxied/free"))
+        .otherwise(minute("http", 7));
     let limiter = RateLimiter::memory();
     let live = LiveRules::new(&limiter, rules).unwrap();
     let layer = RateLimitLayer::builder(limiter).rules(live).build().unwrap();
     let app: Router = Router::new()
         .route("/api/{thing}", any(|| async {}))
         .route("/api/{thing}/deep", any(|| async {}))
+        .route("/proxied/{*rest}", any(|| async {}))
         .layer(layer);
     let limit = async |path: &str| {
         let response = app.clone().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
-        response.headers()["x-ratelimit-limit"].to_str().unwrap().to_owned()
+        let limit = response.headers().get("x-ratelimit-limit");
+        limit.map_or_else(String::new, |limit| limit.to_str().unwrap().to_owned())
     };
+    assert_eq!(limit("/proxied/login").await, "5");
+    assert_eq!(limit("/proxied/free").await, "");
+    assert_eq!(limit("/proxied//free").await, "7", "handled elsewhere, so not free");
     assert_eq!(limit("/api/7").await, "4");
     assert_eq!(limit("/api/a%2Fb").await, "4");
     assert_eq!(limit("/api/7/deep").await, "7");
@@ -183,4 +192,58 @@ async fn several_limits_of_a_rule_are_all_or_nothing() {
     assert_eq!(ruled.admits(|| ask("GET", "/").who("w.bob.free")).await, 1);
     ruled.advance(secs(60));
     assert_eq!(ruled.admits(|| ask("GET", "/").who("w.bob.free")).await, 2);
+}
+
+#[tokio::test]
+async fn a_limit_without_an_identity_is_by_the_address_that_the_rules_find() {
+    let behind = ClientIp::behind(["203.0.113.0/24"]).unwrap();
+    let rules = RuleSet::new()
+        .rule(Rule::route("/own").limit(Limit::new(minute("own", 1)).by(behind)))
+        .otherwise(minute("http", 1));
+    let ruled = Ruled::by(rules);
+    for path in ["/own", "/"] {
+        let from = |client: &'static str| ask("GET", path).header("x-forwarded-for", client);
+        assert_eq!(ruled.ask(from("198.51.100.1")).await.status, 200);
+        assert_eq!(ruled.ask(from("198.51.100.1")).await.status, 429);
+        assert_eq!(ruled.ask(from("198.51.100.2")).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_request_may_be_turned_away_by_rules_of_ones_own() {
+    use tower_ratelimit::identity::RequestHead;
+    use tower_ratelimit::rules::{Rules, Selection};
+    use tower_ratelimit::{Charge, Key, PolicyHandle, RateLimitLayer, RateLimiter};
+
+    struct Own(PolicyHandle);
+    impl Rules for Own {
+        fn select(&self, head: &RequestHead<'_>, out: &mut Selection<'_>) {
+            assert!(out.charge(Charge::new(&self.0, Key::principal("all"))));
+            assert!(!out.charge(Charge::new(&self.0, Key::principal("again"))), "one policy, one charge");
+            match head.path() {
+                "/closed" => out.reject(StatusCode::GONE),
+                "/odd" => out.reject(StatusCode::OK),
+                _ => {}
+            }
+        }
+    }
+    let limiter = RateLimiter::memory();
+    let policy = limiter.policy(minute("own", 5)).unwrap();
+    let layer = RateLimitLayer::builder(limiter).rules(Own(policy)).build().unwrap();
+    for (path, status, remaining) in [("/closed", 410, None), ("/odd", 403, None), ("/", 200, Some(4))] {
+        let answer = crate::harness::through(&layer, ask("GET", path)).await;
+        assert_eq!((answer.status.as_u16(), answer.remaining), (status, remaining), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_burst_of_a_bucket_changes_with_the_limit_of_a_plan() {
+    use tower_ratelimit::{Policy, Rate};
+
+    let bucket = Policy::token_bucket("api", Rate::per_minute(10)).burst(5);
+    let limit = Limit::new(bucket).by(Principal::by_user()).plan("pro", 20);
+    let ruled = Ruled::by(RuleSet::new().otherwise(limit));
+    assert_eq!(ruled.ask(ask("GET", "/").who("w.ann.free")).await.limit, Some(5));
+    assert_eq!(ruled.ask(ask("GET", "/").who("w.bob.pro")).await.limit, Some(10));
+    assert_eq!(ruled.admits(|| ask("GET", "/").who("w.bob.pro")).await, 9);
 }

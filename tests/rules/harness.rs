@@ -1,4 +1,5 @@
-//! A service behind rules, and how the tests ask it.
+//! A service behind rules, and how the tests ask it. It answers 200, and 401 to a
+//! login, for only those that fail count.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -37,15 +38,7 @@ impl Ruled {
     }
 
     pub async fn ask(&self, request: Ask) -> Answer {
-        let handler = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(())) });
-        let response = self.layer.layer(handler).call(request.0).await.unwrap();
-        let number = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().parse().unwrap());
-        Answer {
-            status: response.status(),
-            limit: number("x-ratelimit-limit"),
-            remaining: number("x-ratelimit-remaining"),
-            retry_after: number("retry-after"),
-        }
+        through(&self.layer, request).await
     }
 
     /// How many of these are admitted, one after the other, before the first
@@ -61,6 +54,24 @@ impl Ruled {
 
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
+    }
+}
+
+/// Sends one request through a layer.
+pub async fn through(layer: &RateLimitLayer, request: Ask) -> Answer {
+    let handler = service_fn(|request: Request<()>| async move {
+        let fails = request.method() == "POST" && request.uri().path() == "/auth/login";
+        let mut response = Response::new(());
+        *response.status_mut() = if fails { StatusCode::UNAUTHORIZED } else { StatusCode::OK };
+        Ok::<_, Infallible>(response)
+    });
+    let response = layer.layer(handler).call(request.0).await.unwrap();
+    let number = |name: &str| Some(response.headers().get(name)?.to_str().unwrap().parse().unwrap());
+    Answer {
+        status: response.status(),
+        limit: number("x-ratelimit-limit"),
+        remaining: number("x-ratelimit-remaining"),
+        retry_after: number("retry-after"),
     }
 }
 
@@ -87,6 +98,11 @@ impl Ask {
 
     pub fn from(mut self, peer: &str) -> Self {
         self.0.extensions_mut().insert::<IpAddr>(peer.parse().unwrap());
+        self
+    }
+
+    pub fn header(mut self, name: &'static str, value: &'static str) -> Self {
+        self.0.headers_mut().insert(name, http::HeaderValue::from_static(value));
         self
     }
 

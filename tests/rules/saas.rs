@@ -13,7 +13,7 @@ fn from_file() -> RuleSet {
 }
 
 fn in_rust() -> RuleSet {
-    saas_in_rust::saas(ClientIp::peer()).unwrap()
+    saas_in_rust::saas(&ClientIp::peer()).unwrap()
 }
 
 #[test]
@@ -73,7 +73,7 @@ async fn login_takes_5_for_an_account_then_blocks_for_an_hour_and_50_for_an_addr
     }
     assert_eq!(admitted, 50);
     assert_eq!(ruled.ask(login("fresh")).await.limit, Some(50));
-    assert_eq!(ruled.ask(login("ann").from("203.0.113.10")).await.status, 200);
+    assert_eq!(ruled.ask(login("ann").from("203.0.113.10")).await.status, 401);
 }
 
 #[tokio::test]

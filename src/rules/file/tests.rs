@@ -180,7 +180,7 @@ fn play(text: &str) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3_000))]
+    #![proptest_config(cases())]
 
     #[test]
     fn no_text_panics(text in any::<String>()) {
@@ -203,6 +203,12 @@ proptest! {
         }
         play(&text);
     }
+}
+
+/// More by `PROPTEST_CASES`.
+fn cases() -> ProptestConfig {
+    let set = ProptestConfig::default();
+    ProptestConfig { cases: set.cases.max(3_000), ..set }
 }
 
 fn word() -> impl Strategy<Value = String> {

@@ -32,12 +32,12 @@ impl Client {
     }
 
     /// A POST with a body.
-    pub(crate) fn post(&mut self, path: &str, body: &str) -> Answer {
-        let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: gateway\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        self.0.get_mut().write_all(request.as_bytes()).unwrap();
+    pub(crate) fn post(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let length = body.len().to_string();
+        let headers =
+            [headers, &[("content-type", "application/json"), ("content-length", &length)]].concat();
+        self.send("POST", path, &headers);
+        self.0.get_mut().write_all(body.as_bytes()).unwrap();
         self.receive("POST")
     }
 
