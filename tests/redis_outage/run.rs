@@ -316,12 +316,15 @@ fn brief(line: &str) -> String {
     format!("{event} {reason}").trim_end().to_owned()
 }
 
-/// Remembers how many connections to a port there were at most.
+/// Remembers how many connections to a port there were at most. One that is seen
+/// only once is just being closed.
 async fn count_sockets(port: u16, most: Arc<Mutex<usize>>) {
+    let mut before = 0;
     loop {
         let sockets = spawn_blocking(move || established(port)).await.unwrap();
-        let now_most = sockets.max(*most.lock().unwrap());
+        let now_most = sockets.min(before).max(*most.lock().unwrap());
         *most.lock().unwrap() = now_most;
+        before = sockets;
         sleep(ms(20)).await;
     }
 }

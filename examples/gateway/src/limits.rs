@@ -2,7 +2,7 @@
 
 use axum::body::Bytes;
 use axum::http::Response;
-use tower_ratelimit::identity::ClientIp;
+use tower_ratelimit::identity::{ClientIp, Extension, Principal};
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::{Negotiated, Refused, Reply};
 use tower_ratelimit::rules::{Limit, LiveRules, RulesFile};
@@ -18,6 +18,8 @@ pub(crate) struct Limits {
     pub(crate) layer: RateLimitLayer,
     pub(crate) rules: LiveRules,
     pub(crate) clients: ClientIp,
+    /// The inner layer of what costs tokens.
+    pub(crate) tokens: RateLimitLayer,
 }
 
 /// The rules of the environment; what they have no rule for is limited by address.
@@ -33,6 +35,7 @@ pub(crate) fn build(settings: &Settings, source: &Source) -> Result<Limits, Box<
     let limiter = limiter(settings)?;
     let clients = settings.clients.clone();
     let rules = LiveRules::new(&limiter, source.read()?)?;
+    let tokens = tokens(&limiter, settings)?;
     let layer = RateLimitLayer::builder(limiter)
         .rules(rules.clone())
         .client_ip(clients.clone())
@@ -49,7 +52,22 @@ pub(crate) fn build(settings: &Settings, source: &Source) -> Result<Limits, Box<
         window = ?settings.limits.rate_limit_window(),
         "limiting by rules, and what they leave by client address"
     );
-    Ok(Limits { layer, rules, clients })
+    Ok(Limits { layer, rules, clients, tokens })
+}
+
+/// Tokens are settled when an answer has ended. Who calls is the principal that
+/// the layer in front has verified; a call without one counts by its address.
+fn tokens(limiter: &RateLimiter, settings: &Settings) -> Result<RateLimitLayer, Box<dyn std::error::Error>> {
+    let rate = Rate::new(settings.tokens, settings.limits.rate_limit_window())?;
+    let policy = Policy::fixed_window("tokens", rate).reserve_for(llm_tokens::LONGEST_ANSWER);
+    let caller = Extension::new(|caller: &Principal| {
+        // Neither has a dot: see `callers.rs`.
+        Some(format!("{}.{}", caller.workspace_id()?, caller.user_name()?).into())
+    });
+    let caller = caller.called("caller");
+    let limit = Limit::new(policy).by(caller).cost(llm_tokens::ESTIMATE);
+    let layer = RateLimitLayer::builder(limiter.clone()).limit(limit).client_ip(settings.clients.clone());
+    Ok(layer.standard_fields().build()?)
 }
 
 fn limiter(settings: &Settings) -> Result<RateLimiter, Box<dyn std::error::Error>> {

@@ -19,6 +19,7 @@
 //! | `POST /auth/login` | 200 to `{"user":"ann","password":"correct"}`, otherwise 401 | the rules |
 //! | `POST /auth/register`, `/auth/me` | what a real one would | the rules |
 //! | `/api/projects`, `/api/exports` | any method | the rules |
+//! | `POST /v1/complete` | streams `max_tokens` words | `http`, and `tokens` by what it came to |
 //! | `/hello.Greeter/SayHello` | the gRPC service of the example `grpc`, on the same port | `http` |
 //! | `/healthz`, `/metrics` | always | nothing: they touch no store |
 //!

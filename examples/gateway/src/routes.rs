@@ -38,7 +38,7 @@ struct Shared {
 }
 
 pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Option<AllowOrigin>) -> Router {
-    let Limits { layer, rules, clients } = limits;
+    let Limits { layer, rules, clients, tokens } = limits;
     let shared = Shared { limiter: layer.limiter().clone(), rules, clients, exporter };
     let app = Router::new()
         .route("/", get(|| async { "hello\n" }))
@@ -53,6 +53,7 @@ pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Opti
         .route("/api/exports", any(api))
         .with_state(shared)
         .route_service(GREETER, GreeterServer::new(Greeter))
+        .merge(llm_tokens::routes().layer(tokens))
         .layer(layer)
         // Outside the limiter: its rules ask who calls.
         .layer(from_fn(callers::authenticate))

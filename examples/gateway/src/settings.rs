@@ -5,6 +5,7 @@
 //! | `LISTEN` | address and port, port 0 picks one | `127.0.0.1:3000` |
 //! | `CORS_ORIGINS` | origins between commas, or `*` | none |
 //! | `RULES_FILE` | a TOML file of rules, read again on SIGHUP | the rules of `examples/saas.toml` |
+//! | `TOKENS_RATE_LIMIT_MAX` | tokens of `/v1/complete` in a window for each principal, else address | `1000` |
 //! | `RUST_LOG` | `warn`, `info,tower_ratelimit=debug`, ... | `info` |
 //! | the others | see [`tower_ratelimit::settings`] | |
 //!
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use axum::http::HeaderValue;
 use axum::http::uri::Authority;
 use tower_http::cors::AllowOrigin;
+use tower_ratelimit::MAX_LIMIT;
 use tower_ratelimit::identity::ClientIp;
 use tower_ratelimit::settings::{RedisTarget, Settings as LimitSettings, SettingsError};
 use tracing::Level;
@@ -29,6 +31,7 @@ pub(crate) struct Settings {
     pub(crate) log_levels: Targets,
     pub(crate) clients: ClientIp,
     pub(crate) rules_file: Option<PathBuf>,
+    pub(crate) tokens: u64,
     pub(crate) limits: LimitSettings,
 }
 
@@ -41,6 +44,7 @@ impl Settings {
             log_levels: log_levels()?,
             clients: clients(&limits)?,
             rules_file: LimitSettings::variable("RULES_FILE")?.map(PathBuf::from),
+            tokens: tokens()?,
             limits: with_redis(limits)?,
         })
     }
@@ -72,6 +76,15 @@ fn listen() -> Result<SocketAddr, SettingsError> {
     };
     text.parse().map_err(|_| {
         SettingsError::new("LISTEN", "an IP address and a port, such as 127.0.0.1:3000 or [::]:3000")
+            .with_value(&text)
+    })
+}
+
+fn tokens() -> Result<u64, SettingsError> {
+    let Some(text) = LimitSettings::variable("TOKENS_RATE_LIMIT_MAX")? else { return Ok(1000) };
+    let number = text.parse().ok().filter(|tokens| *tokens <= MAX_LIMIT);
+    number.ok_or_else(|| {
+        SettingsError::new("TOKENS_RATE_LIMIT_MAX", format!("a whole number up to {MAX_LIMIT}"))
             .with_value(&text)
     })
 }

@@ -19,19 +19,27 @@ use tower_ratelimit::rules::Limit;
 use tower_ratelimit::{BuildError, Policy, Rate, RateLimitLayer, RateLimiter};
 
 /// What an answer may come to before anybody knows.
-const ESTIMATE: u64 = 40;
+pub const ESTIMATE: u64 = 40;
 
-/// The service: `POST /v1/complete` with `{"prompt":"..","max_tokens":12}`.
+/// A reservation that nobody settles lapses after this: longer than any answer
+/// takes.
+pub const LONGEST_ANSWER: Duration = Duration::from_secs(60);
+
+/// The service, with a budget of 100 tokens a minute for each address.
 ///
 /// # Errors
 ///
 /// None of these settings is refused.
 pub fn app(limiter: RateLimiter) -> Result<Router, BuildError> {
-    // A reservation that nobody settles lapses after a minute: longer than any
-    // answer takes.
-    let tokens = Policy::token_bucket("tokens", Rate::per_minute(100)).reserve_for(Duration::from_secs(60));
+    let tokens = Policy::token_bucket("tokens", Rate::per_minute(100)).reserve_for(LONGEST_ANSWER);
     let layer = RateLimitLayer::builder(limiter).limit(Limit::new(tokens).cost(ESTIMATE)).build()?;
-    Ok(Router::new().route("/v1/complete", post(complete)).layer(layer))
+    Ok(routes().layer(layer))
+}
+
+/// `POST /v1/complete` with `{"prompt":"..","max_tokens":12}`, to be limited by a
+/// policy that reserves.
+pub fn routes() -> Router {
+    Router::new().route("/v1/complete", post(complete))
 }
 
 async fn complete(Extension(tokens): Extension<Settlement>, Json(prompt): Json<Value>) -> Response {

@@ -33,12 +33,17 @@ impl Client {
 
     /// A POST with a body.
     pub(crate) fn post(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.send_post(path, headers, body);
+        self.receive("POST")
+    }
+
+    /// The same, without waiting for the answer.
+    pub(crate) fn send_post(&mut self, path: &str, headers: &[(&str, &str)], body: &str) {
         let length = body.len().to_string();
         let headers =
             [headers, &[("content-type", "application/json"), ("content-length", &length)]].concat();
         self.send("POST", path, &headers);
         self.0.get_mut().write_all(body.as_bytes()).unwrap();
-        self.receive("POST")
     }
 
     pub(crate) fn receive(&mut self, method: &str) -> Answer {
@@ -54,8 +59,11 @@ impl Client {
             let Some((name, value)) = line.split_once(": ") else { break };
             answer.headers.push((name.to_owned(), value.to_owned()));
         }
-        // No handler of the gateway streams, so every body has a length.
-        if method != "HEAD"
+        if answer.header("transfer-encoding") == Some("chunked") {
+            while let Some(chunk) = self.chunk() {
+                answer.body += &chunk;
+            }
+        } else if method != "HEAD"
             && let Some(length) = answer.header("content-length")
         {
             let mut body = vec![0; length.parse().unwrap()];
@@ -63,6 +71,22 @@ impl Client {
             answer.body = String::from_utf8(body).unwrap();
         }
         answer
+    }
+
+    /// The next chunk of a body that streams, `None` after the last one.
+    pub(crate) fn chunk(&mut self) -> Option<String> {
+        let length = usize::from_str_radix(&self.line(), 16).unwrap();
+        let mut chunk = vec![0; length];
+        self.0.read_exact(&mut chunk).unwrap();
+        self.line();
+        (length > 0).then(|| String::from_utf8(chunk).unwrap())
+    }
+
+    /// The head of an answer whose body streams.
+    pub(crate) fn head(&mut self) -> u16 {
+        let status_line = self.line();
+        while !self.line().is_empty() {}
+        status_line.split(' ').nth(1).unwrap().parse().unwrap()
     }
 
     fn line(&mut self) -> String {

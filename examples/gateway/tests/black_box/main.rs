@@ -17,4 +17,5 @@ mod settings;
 mod shutdown;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
+mod tokens;
 mod whoami;
