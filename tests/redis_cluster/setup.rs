@@ -8,6 +8,9 @@ use crate::support::RedisCluster;
 #[path = "../redis_store/setup.rs"]
 mod single;
 
+/// The script is the same as on a plain server; there it plays many more.
+pub(crate) const SEQUENCES: u32 = 100;
+
 pub(crate) use self::single::{
     NoFallback, PATIENT, bucket, eventually, fixed, hit, hit_for, ms, request_from, sliding, who,
 };

@@ -15,7 +15,7 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use tokio::sync::{Barrier, Notify, mpsc};
+use tokio::sync::{Barrier, Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 use tower_ratelimit::identity::{ClientIp, Extension as FromExtension};
@@ -279,10 +279,16 @@ struct Completions {
 }
 
 /// What the handler does: it gets the handle and the sender of its chunks.
-type Writer = fn(Settlement, mpsc::Sender<Bytes>, Arc<Notify>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+type Writer = fn(Settlement, mpsc::Sender<Bytes>, Arc<Semaphore>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Completions {
-    fn of(limiter: RateLimiter, policy: Policy, estimate: u64, go_on: Arc<Notify>, writer: Writer) -> Self {
+    fn of(
+        limiter: RateLimiter,
+        policy: Policy,
+        estimate: u64,
+        go_on: Arc<Semaphore>,
+        writer: Writer,
+    ) -> Self {
         let complete = async move |Extension(tokens): Extension<Settlement>| {
             let (sender, receiver) = mpsc::channel::<Bytes>(1);
             tokio::spawn(writer(tokens, sender, go_on.clone()));
@@ -335,14 +341,15 @@ impl http_body::Body for Chunks {
 
 async fn o_llm_1_streamed_answers_never_charged(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(60_000));
-    let completions = Completions::of(limiter, policy, 1, Arc::default(), |tokens, chunks, _| {
-        Box::pin(async move {
-            for _ in 0..5 {
-                let _ = chunks.send(Bytes::from_static(b"word ")).await;
-            }
-            tokens.report(60);
-        })
-    });
+    let completions =
+        Completions::of(limiter, policy, 1, Arc::new(Semaphore::new(0)), |tokens, chunks, _| {
+            Box::pin(async move {
+                for _ in 0..5 {
+                    let _ = chunks.send(Bytes::from_static(b"word ")).await;
+                }
+                tokens.report(60);
+            })
+        });
     for used in [60, 120] {
         let response = completions.ask().await;
         assert_eq!(response.status(), 200);
@@ -355,10 +362,10 @@ async fn o_llm_1_streamed_answers_never_charged(limiter: RateLimiter, of: Of) {
 }
 
 async fn o_llm_2_all_in_flight_requests_pass_the_zero_cost_check(limiter: RateLimiter, of: Of) {
-    let (policy, go_on) = (of("tokens", 100, 3_600_000).reserve_for(ms(60_000)), Arc::<Notify>::default());
+    let (policy, go_on) = (of("tokens", 100, 3_600_000).reserve_for(ms(60_000)), Arc::new(Semaphore::new(0)));
     let writer: Writer = |tokens, chunks, go_on| {
         Box::pin(async move {
-            go_on.notified().await;
+            go_on.acquire().await.unwrap().forget();
             let _ = chunks.send(Bytes::from_static(b"word")).await;
             tokens.report(4);
             tokens.report(6);
@@ -372,8 +379,9 @@ async fn o_llm_2_all_in_flight_requests_pass_the_zero_cost_check(limiter: RateLi
     let admitted: Vec<_> = responses.into_iter().filter(|response| response.status() == 200).collect();
     assert_eq!(admitted.len(), 2);
     assert_eq!(completions.used().await, 80, "held open");
+    // Either may be the first that goes on.
+    go_on.add_permits(2);
     for response in admitted {
-        go_on.notify_one();
         response.into_body().collect().await.unwrap();
     }
     completions.until_used(20).await;
@@ -382,12 +390,12 @@ async fn o_llm_2_all_in_flight_requests_pass_the_zero_cost_check(limiter: RateLi
 }
 
 async fn o_llm_4_budget_runs_out_in_the_middle_of_a_stream(limiter: RateLimiter, of: Of) {
-    let (policy, go_on) = (of("tokens", 30, 3_600_000).reserve_for(ms(60_000)), Arc::<Notify>::default());
+    let (policy, go_on) = (of("tokens", 30, 3_600_000).reserve_for(ms(60_000)), Arc::new(Semaphore::new(0)));
     let writer: Writer = |tokens, chunks, go_on| {
         Box::pin(async move {
             for i in 0..10 {
                 if i == 9 {
-                    go_on.notified().await;
+                    go_on.acquire().await.unwrap().forget();
                 }
                 tokens.report(10);
                 let _ = chunks.send(Bytes::from_static(b"word")).await;
@@ -398,7 +406,7 @@ async fn o_llm_4_budget_runs_out_in_the_middle_of_a_stream(limiter: RateLimiter,
     let mut body = completions.ask().await.into_body();
     let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
     assert_eq!(&first[..], b"word", "before the last is made");
-    go_on.notify_one();
+    go_on.add_permits(1);
     let rest = body.collect().await.unwrap().to_bytes();
     assert_eq!(rest.len(), 9 * 4, "a stream that has started ends normally");
     completions.until_used(100).await;
@@ -407,16 +415,17 @@ async fn o_llm_4_budget_runs_out_in_the_middle_of_a_stream(limiter: RateLimiter,
 
 async fn a_stream_dropped_half_way_is_charged_for_what_was_reported(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(60_000));
-    let completions = Completions::of(limiter, policy, 50, Arc::default(), |tokens, chunks, _| {
-        Box::pin(async move {
-            tokens.report(7);
-            for _ in 0..1_000 {
-                if chunks.send(Bytes::from_static(b"word")).await.is_err() {
-                    return;
+    let completions =
+        Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |tokens, chunks, _| {
+            Box::pin(async move {
+                tokens.report(7);
+                for _ in 0..1_000 {
+                    if chunks.send(Bytes::from_static(b"word")).await.is_err() {
+                        return;
+                    }
                 }
-            }
-        })
-    });
+            })
+        });
     let mut body = completions.ask().await.into_body();
     body.frame().await.unwrap().unwrap();
     assert_eq!(completions.used().await, 50);
@@ -426,7 +435,7 @@ async fn a_stream_dropped_half_way_is_charged_for_what_was_reported(limiter: Rat
 
 async fn a_request_that_nobody_settles_lapses(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(300));
-    let completions = Completions::of(limiter, policy, 50, Arc::default(), |_, chunks, _| {
+    let completions = Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |_, chunks, _| {
         Box::pin(async move {
             let _ = chunks.send(Bytes::from_static(b"word")).await;
         })
@@ -439,7 +448,7 @@ async fn a_request_that_nobody_settles_lapses(limiter: RateLimiter, of: Of) {
 
 async fn settled_once_whatever_is_called_twice(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(60_000));
-    let completions = Completions::of(limiter, policy, 50, Arc::default(), |tokens, _, _| {
+    let completions = Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |tokens, _, _| {
         Box::pin(async move {
             tokens.report(90);
             let clone = tokens.clone();

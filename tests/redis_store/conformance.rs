@@ -526,7 +526,7 @@ fn random_sequences_get_the_same_decisions_from_both_stores() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let stores = [RateLimiter::memory(), redis.builder().observer(NoFallback).build().unwrap()];
     let (round, cached) = (Cell::new(0), Cell::new(0));
-    TestRunner::new(ProptestConfig::with_cases(300))
+    TestRunner::new(ProptestConfig::with_cases(crate::setup::SEQUENCES))
         .run(&(rules(), vec(act(), 1..25)), |(rules, acts)| {
             round.set(round.get() + 1);
             // None ends during the test, and no two waits are equal.

@@ -16,6 +16,9 @@ use crate::support::RedisServer;
 /// A deadline that a busy machine does not miss: for what Redis must decide.
 pub(crate) const PATIENT: Duration = Duration::from_secs(5);
 
+/// How many random sequences are played on both stores.
+pub(crate) const SEQUENCES: u32 = 10_000;
+
 /// What does not happen by then never will.
 const HOPELESS: Duration = Duration::from_secs(15);
 

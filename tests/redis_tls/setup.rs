@@ -9,6 +9,9 @@ use crate::support::{FREE_PORT, RedisServer};
 #[path = "../redis_store/setup.rs"]
 mod plain;
 
+/// The script is the same as on a plain server; there it plays many more.
+pub(crate) const SEQUENCES: u32 = 100;
+
 pub(crate) use self::plain::{
     NoFallback, PATIENT, bucket, connect, eventually, fixed, hit, hit_for, ms, on_both_stores, request_from,
     sliding, who,
