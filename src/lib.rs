@@ -148,16 +148,13 @@
 //! `RateLimiter::health` tells the state of Redis, since when, the last error and
 //! the latencies of the last minute.
 //!
-//! **Not yet** in this version:
-//!
-//! * No sliding window, token bucket, or refund.
-//!
 //! Which servers, what their user may do, TLS, eviction, and managed services:
 //! [Redis servers](store#redis-servers).
 //!
 //! # What can be admitted when Redis fails
 //!
-//! At the most, in one window of an identity, by *n* replicas and a limit *L*:
+//! At the most, in one window of an identity, by *n* replicas and a limit *L* (of a
+//! bucket its burst, and what comes back meanwhile for each replica):
 //!
 //! | situation | admitted at the most | *n* = 4, *L* = 100, all were told of 80: whole share, 1/4 |
 //! |---|---|--:|
@@ -252,8 +249,51 @@
 //! |---|---|---|
 //! | [fixed window](Algorithm::FixedWindow), starting at the first request of an identity | the limit | twice the limit: the end of one window and the start of the next |
 //! | the same with a [block](Policy::block_for) shorter than the window (warned about at build) | the limit | about limit x window / block, as the block ends the window early |
+//! | [sliding window](Algorithm::SlidingWindow), two counters | the limit, estimated | nearly twice the limit: all of it at the end of one sub-window, and as much again until the end of the next |
+//! | [token bucket](Algorithm::TokenBucket) | burst + limit | the same: a full bucket, and what comes back meanwhile |
 //!
 //! If that is too much, halve the limit or the window.
+//!
+//! All three are computed in integers, exactly in every range that a policy takes,
+//! and [`retry_after`](Decision::retry_after) is exact to the millisecond: that much
+//! later the same request, alone, is admitted; one millisecond earlier it is not.
+//!
+//! # After the response
+//!
+//! Some things are known late. A policy that [reserves](Policy::reserve_for) holds
+//! what a request asks for from its admission on, so that requests which run at the
+//! same time cannot all pass for not being counted yet; what it really comes to is
+//! settled later.
+//!
+//! | what counts | how | settled |
+//! |---|---|---|
+//! | only some responses: failed logins | [`Limit::count_if`](rules::Limit::count_if), [`count_if_status`](rules::Limit::count_if_status) | with the head of the response, before the client sees it; of a gRPC call with its trailers |
+//! | what the handler says: tokens | [`Settlement`](middleware::Settlement) in the extensions of the request | when it says so, or for what was reported when the body has ended or was dropped |
+//! | what any program says | [`RateLimiter::reserve`] | by [`Reserved::settle`] |
+//!
+//! More than was reserved can be settled, past the limit: then the next request is
+//! refused. In a window that debt ends with it, in a bucket it is carried on. What
+//! nobody settles lapses after its time, uncounted; only with `count_if` a client that
+//! leaves before the response has used its place, or guesses would be free to those
+//! who hang up. A refusal for which open reservations alone are the reason says
+//! `retry-after: 1` and starts no block.
+//!
+//! ```
+//! use std::time::Duration;
+//! use http::StatusCode;
+//! use tower_ratelimit::rules::Limit;
+//! use tower_ratelimit::{Policy, Rate, RateLimitLayer, RateLimiter};
+//!
+//! // 5 wrong passwords in 15 minutes, then blocked for an hour.
+//! let login = Policy::fixed_window("login", Rate::new(5, Duration::from_secs(15 * 60))?)
+//!     .block_for(Duration::from_secs(60 * 60));
+//! let layer = RateLimitLayer::builder(RateLimiter::memory())
+//!     .limit(Limit::new(login).count_if_status([StatusCode::UNAUTHORIZED]))
+//!     .build()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A charge that should not have been can be [given back](RateLimiter::refund).
 //!
 //! # Keys in Redis
 //!
@@ -264,13 +304,19 @@
 //! http:rl:203.0.113.9                   "3", PTTL 41337
 //! myapp:http:rl:2001:db8:1:2::/64       "1", PTTL 59990
 //! login:rl:{203.0.113.9}:ann            checked together with another policy
+//! search:rl:203.0.113.9:=sliding        "60000:29714640:3:17", PTTL 81337
+//! search:rl:203.0.113.9:=bucket         "1000:12500:1782878400123", PTTL 1250
+//! tokens:rl:{ann}:=open                 what is held open, a sorted set
 //! ```
 //!
-//! The value is the count, a plain integer; its TTL in milliseconds is what is left
-//! of the window. A block is the value `9100000000000000000` with the TTL of the
+//! The value of a fixed window is the count, a plain integer; its TTL in milliseconds
+//! is what is left of the window. That of a sliding window is the length and the index
+//! of the sub-window, its count and the one before; that of a bucket the window, what
+//! is taken in 1/window of a token, and when that was. What a policy holds open is a
+//! set of amounts by the time of their lapse. A block is the value `9100000000000000000` with the TTL of the
 //! block. No key is left without a TTL. One that is found without is given the
 //! window's, and a value that is not a count is replaced. Policies that are checked
-//! together have the first part of the identity in braces, so that their keys share
+//! together, and those that reserve, have the first part of the identity in braces, so that their keys share
 //! a slot of a cluster. How identities become text is in the docs of [`KeyBuilder`].
 //!
 //! **Sharing with another program.** One that runs `INCR` on such a key, and
@@ -310,8 +356,8 @@
 //! # Cost
 //!
 //! * **Memory** is bounded: 250,000 identities by default
-//!   ([`local_capacity`](RateLimiterBuilder::local_capacity)), at about 160 bytes
-//!   for an address and about 290 for the longest key, so 40 to 70 MB when full.
+//!   ([`local_capacity`](RateLimiterBuilder::local_capacity)), at about 260 bytes
+//!   for an address and about 390 for the longest key, so 65 to 100 MB when full.
 //!   When it is full, the soonest-ending of those with something left go first; those that were
 //!   refused stay, and newcomers share one bucket when there is nobody else. A full table
 //!   has at least half the throughput of one with room: about 0.7 of it and more,

@@ -187,8 +187,8 @@ impl RateLimiterBuilder {
     }
 
     /// How many identities this process remembers at most; an identity counts
-    /// once for each policy. About 160 bytes each for an address, up to about
-    /// 290 for the longest key. 1 or more. Default: 250,000, so 40 to 70 MB
+    /// once for each policy. About 260 bytes each for an address, up to about
+    /// 390 for the longest key. 1 or more. Default: 250,000, so 65 to 100 MB
     /// when full; memory is taken as they come.
     ///
     /// When it is full, the soonest-ending of those with something left goes

@@ -351,7 +351,19 @@ impl RateLimiter {
     /// Redis cannot decide is decided by this process.
     pub async fn check<const N: usize>(&self, charges: [Charge; N]) -> Decision {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
+        self.let_others_run().await;
         self.begin(&distinct(charges)).await
+    }
+
+    /// What is decided here is ready at once, and a task that only checks, as
+    /// fast as it can, would never yield: on a runtime of one thread nobody could
+    /// connect again meanwhile.
+    #[cfg_attr(not(feature = "redis"), expect(clippy::unused_async, reason = "nothing has to run meanwhile"))]
+    async fn let_others_run(&self) {
+        #[cfg(feature = "redis")]
+        if let Backend::Redis { .. } = &self.0.backend {
+            tokio::task::coop::consume_budget().await;
+        }
     }
 
     /// The numbers of one identity, without a charge and never refused. One

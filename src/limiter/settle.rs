@@ -95,6 +95,7 @@ impl RateLimiter {
     /// ```
     pub async fn reserve<const N: usize>(&self, charges: [Charge; N]) -> Reserved {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
+        self.let_others_run().await;
         let charges: Charges = distinct(charges).into_iter().map(|charge| charge.reserve(self)).collect();
         let decision = self.begin(&charges).await;
         let held = if decision.is_allowed() { charges } else { ArrayVec::new() };

@@ -29,7 +29,7 @@ use crate::clock::Millis;
 use crate::decision::{Outcome, Refusal};
 use crate::policy::MAX_POLICIES;
 
-/// An entry is about 160 bytes with an address as its key, its places in the index
+/// An entry is about 260 bytes with an address as its key, its places in the index
 /// and the queue included; a shard of this size is small enough.
 const MIN_SHARD: usize = 1024;
 const MAX_SHARDS: usize = 64;

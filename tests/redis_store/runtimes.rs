@@ -7,7 +7,7 @@ use tokio::runtime::Runtime;
 use tower_ratelimit::store::StoreErrorKind;
 use tower_ratelimit::{RateLimiter, Source};
 
-use crate::setup::{Redis, connect, fixed, hit, ms, who};
+use crate::setup::{PATIENT, Redis, connect, fixed, hit, ms, who};
 
 fn current_thread() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -134,4 +134,19 @@ fn a_dropped_limiter_takes_its_connection_along() {
         drop(limiter);
         crate::setup::eventually("the connection is closed", || clients() == before).await;
     });
+}
+
+#[tokio::test]
+async fn a_task_that_only_checks_does_not_keep_the_limiter_from_connecting_again() {
+    let mut redis = Redis::start();
+    let limiter = redis.builder().build().unwrap();
+    connect(&limiter).await;
+    let http = limiter.policy(fixed("http", 1_000_000_000, 60_000)).unwrap();
+    redis.server.kill();
+    redis.server.restart();
+    // On a runtime of one thread, without a pause: each check is ready at once.
+    let started = std::time::Instant::now();
+    while hit(&limiter, &http, "ann").await.source() != Source::Redis {
+        assert!(started.elapsed() < PATIENT * 2, "it never came back");
+    }
 }
