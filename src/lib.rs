@@ -412,6 +412,8 @@ mod limiter;
 pub mod middleware;
 pub mod observe;
 mod policy;
+#[cfg(test)]
+mod property;
 #[cfg(all(doctest, feature = "axum", feature = "redis"))]
 mod readme;
 pub mod response;

@@ -88,7 +88,7 @@ pub(crate) fn pause() -> impl Strategy<Value = Millis> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4_000))]
+    #![proptest_config(crate::property::at_least(4_000))]
 
     /// The promise of a refusal: one tick earlier it is refused again, at the
     /// promised time it is admitted.

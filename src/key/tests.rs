@@ -362,7 +362,7 @@ fn parts() -> impl Strategy<Value = Part> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(crate::property::at_least(2_000))]
 
     #[test]
     fn a_key_can_be_read_back(parts in vec(parts(), 0..5)) {

@@ -467,7 +467,7 @@ fn configurations() -> Vec<ClientIp> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(crate::property::at_least(512))]
 
     #[test]
     fn no_header_breaks_it(lines in vec(line(), 0..5), has_peer: bool) {

@@ -180,7 +180,7 @@ fn play(text: &str) {
 }
 
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(crate::property::at_least(3_000))]
 
     #[test]
     fn no_text_panics(text in any::<String>()) {
@@ -203,12 +203,6 @@ proptest! {
         }
         play(&text);
     }
-}
-
-/// More by `PROPTEST_CASES`.
-fn cases() -> ProptestConfig {
-    let set = ProptestConfig::default();
-    ProptestConfig { cases: set.cases.max(3_000), ..set }
 }
 
 fn word() -> impl Strategy<Value = String> {

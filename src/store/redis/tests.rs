@@ -272,3 +272,66 @@ fn the_script_gives_the_answers_of_every_vector() {
     let steps = play_all(|rule| InRedis { twin: &twin, rule, state: State::Idle });
     assert!(steps > 15_000, "only {steps} steps were played");
 }
+
+/// Rules of one algorithm in every range that a policy takes: windows that the
+/// limit does not divide, and of up to a year.
+fn settings(kind: usize) -> impl Strategy<Value = Rule> {
+    const YEAR: u64 = 31_622_400_000;
+    let window = prop_oneof![1..50u64, 1..100_000u64, 1..=YEAR];
+    let limit = || prop_oneof![1..9u64, 1..1_000_000u64, 1..=MAX_LIMIT];
+    (window, limit(), limit()).prop_map(move |(window, limit, refill)| {
+        let (kind, limit) = match kind {
+            0 => (Kind::FixedWindow, limit),
+            1 => (Kind::SlidingWindow, limit),
+            _ => (Kind::TokenBucket { refill }, limit.min(MAX_LIMIT / window)),
+        };
+        Rule { kind, limit, window, block: 0, enforced: true, pardon: 0 }
+    })
+}
+
+#[test]
+fn the_script_admits_when_it_was_promised_and_not_a_millisecond_earlier() {
+    let server = RedisServer::start();
+    let twin = RefCell::new(Twin::new(&server));
+    let key = [String::from("promise:rl:x")];
+    let admits = |line: Line, now| {
+        let (_, after) = twin.borrow_mut().check(&key, &[line], now);
+        canonical(&line.rule, after[0].state) != canonical(&line.rule, line.rule.at(line.state, now))
+    };
+    for kind in 0..3 {
+        let refusals = Cell::new(0);
+        let charges = vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 2..8);
+        let mut runner =
+            TestRunner::new(ProptestConfig { cases: 100, max_global_rejects: 100_000, ..Default::default() });
+        runner
+            .run(&(settings(kind), charges, 0..1_000_000_000u64), |(rule, charges, start)| {
+                let mut now = 1_700_000_000_000 + start;
+                let mut state = State::Idle;
+                let below = |index: prop::sample::Index, most: u64| {
+                    u64::try_from(index.index(usize::try_from(most).unwrap())).unwrap()
+                };
+                for (pause, cost) in charges {
+                    now += below(pause, rule.window);
+                    let charge = line(rule, 1 + below(cost, rule.limit), state);
+                    let mut played = [charge];
+                    let mut wait = None;
+                    algorithm::step(&mut played, now, |outcome| wait = outcome.retry_after_ms);
+                    let Some(wait) = wait else {
+                        state = played[0].state;
+                        continue;
+                    };
+                    refusals.set(refusals.get() + 1);
+                    prop_assert!(!admits(charge, now));
+                    prop_assert!(
+                        !admits(charge, now + wait - 1),
+                        "one millisecond before {wait}: {charge:?}"
+                    );
+                    prop_assert!(admits(charge, now + wait), "at {wait}: {charge:?}");
+                    return Ok(());
+                }
+                Err(TestCaseError::reject("nothing was refused"))
+            })
+            .unwrap();
+        assert_eq!(refusals.get(), 100);
+    }
+}
