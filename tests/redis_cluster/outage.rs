@@ -85,17 +85,25 @@ async fn a_master_that_hangs_costs_its_own_slots_three_deadlines_and_the_others_
     let http = limiter.policy(fixed("http", 100, 60_000)).unwrap();
     let clients = clients(&redis, &http, 1);
     redis.cluster.nodes[2].stop_signal();
-    let mut slow = 0;
+    let (mut slow, mut others) = (0, Vec::new());
     for _ in 0..8 {
         for (name, node) in &clients {
             let asked = Instant::now();
             let decision = hit(&limiter, &http, name).await;
-            let waited = asked.elapsed() >= ms(90);
+            let took = asked.elapsed();
             assert_eq!(decision.source() == Source::Local, *node == 2, "{name} of {node}");
-            slow += usize::from(waited && *node == 2);
+            if *node == 2 {
+                slow += usize::from(took >= ms(90));
+            } else {
+                others.push(took);
+            }
         }
     }
     assert!((1..=4).contains(&slow), "{slow} checks waited");
+    // Half of them, for a busy machine delays one or another.
+    others.sort_unstable();
+    let median = others[others.len() / 2];
+    assert!(median < ms(20), "{median:?} in the middle of those whose master answers");
     redis.cluster.nodes[2].cont();
     eventually("it is back", || limiter.is_connected()).await;
 }
