@@ -277,6 +277,8 @@ impl RateLimiterBuilder {
             clock,
             observers,
             problems: crate::observe::Problems::default(),
+            #[cfg(feature = "redis")]
+            unknown: super::reconcile::Unknown::default(),
         });
         // Set here and nowhere else.
         let _ = home.set(Arc::downgrade(&inner));

@@ -65,6 +65,9 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
     // Whether it was executed is known only where the server has said no.
     let is_unknown = matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io);
     let charged = if is_unknown { Charged::Unknown } else { Charged::Unsent };
+    if is_unknown {
+        inner.unknown.remember(&charges);
+    }
     let decision = inner.fall_back(&charges, &error, charged);
     if error.kind() == StoreErrorKind::Timeout {
         let superseded = store.superseded(&turn);
@@ -154,7 +157,8 @@ impl Inner {
                 self.local.paid(&asked, debt.marker, sent.generation);
             }
             let (before, open) = counted[i];
-            let reserved = line.open > open;
+            // A late one may have been settled already.
+            let reserved = in_time && line.open > open;
             if line.state.is_nothing(line.rule.kind) && !reserved && charge.act.asks() {
                 continue;
             }

@@ -69,6 +69,9 @@ struct Inner {
     clock: Clock,
     observers: Observers,
     problems: Problems,
+    /// Reservations that Redis may have made without anybody knowing.
+    #[cfg(feature = "redis")]
+    unknown: reconcile::Unknown,
 }
 
 /// Who decides while all is well.
@@ -524,6 +527,13 @@ impl Inner {
     fn decide_locally(&self, charges: &[Charge], now: Millis) -> Decision {
         let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
         let answers = self.local.check(&asked, Share::WHOLE, Charged::Here, now);
+        self.conclude(charges, &answers, Source::Local)
+    }
+
+    fn settle_here(&self, charges: &[Charge]) -> Decision {
+        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
+        let charged = if matches!(self.backend, Backend::Memory) { Charged::Here } else { Charged::Unsent };
+        let answers = self.local.check(&asked, self.fallback_share(), charged, self.clock.now());
         self.conclude(charges, &answers, Source::Local)
     }
 

@@ -5,13 +5,13 @@
 //! healthy for a second, and whenever something new is owed.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::{Backend, Inner, PolicyHandle};
+use super::{Backend, Charge, Charges, Inner, PolicyHandle, fallback};
 use crate::algorithm::{Act, Rule, State};
 use crate::store::memory::{Asked, Debtor, PolicyId, Said};
 use crate::store::redis::{self, Before, RedisStore, Tag};
@@ -53,6 +53,30 @@ pub(super) async fn pay_while_connected(inner: Weak<Inner>) {
             let paid = inner.pay_all(store, generation).await;
             is_due = paid.is_err_and(|error| error.kind() != StoreErrorKind::Disconnected);
         }
+        for release in inner.unknown.take() {
+            let _ = fallback::decide(inner.clone(), Charges::from_iter([release])).await;
+        }
+    }
+}
+
+/// Reservations whose outcome is unknown. This process holds the places itself,
+/// and settles them; Redis, if it has made them, would hold them until they
+/// lapse, and refuse others for them.
+#[derive(Default)]
+pub(super) struct Unknown(Mutex<Vec<Charge>>);
+
+impl Unknown {
+    /// More than this many lapse by themselves.
+    const MOST: usize = 4096;
+
+    pub(super) fn remember(&self, charges: &Charges) {
+        let mut unknown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = Self::MOST.saturating_sub(unknown.len());
+        unknown.extend(charges.iter().filter_map(Charge::released).take(room));
+    }
+
+    fn take(&self) -> Vec<Charge> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

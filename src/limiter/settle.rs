@@ -55,7 +55,7 @@ impl Reserved {
     /// round trip to Redis; what Redis does not take is counted by this process
     /// and told to Redis later. Once polled it goes on, also if it is dropped.
     pub async fn settle(self, actual: u64) -> Option<Decision> {
-        self.limiter.settle(&self.held, |_| actual).await
+        self.limiter.settle(&self.held, self.decision.source(), |_| actual).await
     }
 }
 
@@ -159,7 +159,10 @@ impl RateLimiter {
     /// Settles the reservations among these charges, each for what `actual` says
     /// of its position. It does not depend on being polled: whoever asked for it
     /// may be gone.
-    pub(crate) fn settle(&self, held: &Charges, actual: impl Fn(usize) -> u64) -> Settling {
+    ///
+    /// It goes where the place is held: what this process has admitted by itself
+    /// it settles by itself, without a wait, and pays with the next check.
+    pub(crate) fn settle(&self, held: &Charges, admitted: Source, actual: impl Fn(usize) -> u64) -> Settling {
         let settle = |(i, charge): (usize, &Charge)| {
             let settled = Charge { act: Act::Settle, cost: actual(i), ..charge.clone() };
             charge.is_reserved().then_some(settled)
@@ -167,6 +170,9 @@ impl RateLimiter {
         let charges: Charges = held.iter().enumerate().filter_map(settle).collect();
         if charges.is_empty() {
             return Settling::Done(None);
+        }
+        if admitted != Source::Redis {
+            return Settling::Done(Some(self.0.settle_here(&charges)));
         }
         match self.begin(&charges) {
             Check::Ready(decision) => Settling::Done(Some(decision)),
@@ -187,6 +193,12 @@ impl Charge {
     /// Whether it is held open.
     pub(crate) fn is_reserved(&self) -> bool {
         self.reservation.is_some()
+    }
+
+    /// What ends its reservation and charges nothing for it.
+    #[cfg(feature = "redis")]
+    pub(super) fn released(&self) -> Option<Self> {
+        (self.act == Act::Reserve).then(|| Self { act: Act::Settle, cost: 0, ..self.clone() })
     }
 
     /// How much of it is held open.

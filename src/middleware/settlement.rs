@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use arrayvec::ArrayVec;
 use http::HeaderMap;
 
-use crate::decision::Decision;
+use crate::decision::{Decision, Source};
 use crate::limiter::{Charge, Charges, RateLimiter, Settling};
 use crate::policy::MAX_POLICIES;
 use crate::rules::{CountIf, ResponseHead};
@@ -46,6 +46,8 @@ pub struct Settlement(Arc<Usage>);
 
 struct Usage {
     limiter: RateLimiter,
+    /// Who has admitted it, and so holds the place.
+    admitted: Source,
     open: Mutex<Open>,
 }
 
@@ -56,8 +58,8 @@ struct Open {
 }
 
 impl Settlement {
-    fn new(limiter: RateLimiter, held: Charges) -> Self {
-        Self(Arc::new(Usage { limiter, open: Mutex::new(Open { held, reported: None }) }))
+    fn new(limiter: RateLimiter, admitted: Source, held: Charges) -> Self {
+        Self(Arc::new(Usage { limiter, admitted, open: Mutex::new(Open { held, reported: None }) }))
     }
 
     /// Adds to what the request costs. Charged when the response body has ended
@@ -75,7 +77,7 @@ impl Settlement {
     pub fn settle(&self, actual: u64) -> bool {
         let held = std::mem::take(&mut self.open().held);
         // Nobody waits for it: it goes on by itself.
-        drop(self.0.limiter.settle(&held, |_| actual));
+        drop(self.0.limiter.settle(&held, self.0.admitted, |_| actual));
         !held.is_empty()
     }
 
@@ -112,6 +114,7 @@ impl Held {
     /// What an admitted request holds, `None` for nothing.
     pub(super) fn of(
         limiter: &RateLimiter,
+        admitted: Source,
         charges: &Charges,
         counts: &[Option<CountIf>],
     ) -> Option<Box<Self>> {
@@ -126,8 +129,11 @@ impl Held {
         if counted.is_empty() && used.is_empty() {
             return None;
         }
-        let usage = (!used.is_empty()).then(|| UntilTheEnd(Settlement::new(limiter.clone(), used)));
-        Some(Box::new(Self { counted: Counted { limiter: limiter.clone(), lines: counted }, usage }))
+        let usage = (!used.is_empty()).then(|| UntilTheEnd(Settlement::new(limiter.clone(), admitted, used)));
+        Some(Box::new(Self {
+            counted: Counted { limiter: limiter.clone(), admitted, lines: counted },
+            usage,
+        }))
     }
 
     /// For the handler.
@@ -164,6 +170,7 @@ impl fmt::Debug for Held {
 /// have been.
 struct Counted {
     limiter: RateLimiter,
+    admitted: Source,
     lines: ArrayVec<(Charge, CountIf), MAX_POLICIES>,
 }
 
@@ -171,7 +178,11 @@ impl Counted {
     fn settle(&mut self, counts: impl Fn(&CountIf) -> bool) -> Settling {
         let lines = std::mem::take(&mut self.lines);
         let held: Charges = lines.iter().map(|(charge, _)| charge.clone()).collect();
-        self.limiter.settle(&held, |i| if counts(&lines[i].1) { held[i].reserved() } else { 0 })
+        self.limiter.settle(
+            &held,
+            self.admitted,
+            |i| if counts(&lines[i].1) { held[i].reserved() } else { 0 },
+        )
     }
 }
 

@@ -500,3 +500,32 @@ async fn a_settlement_that_redis_does_not_take_is_told_to_it_later() {
     let key = tokens.store_key(&who("ann"));
     eventually("Redis knows", || redis.server.get(&key).as_deref() == Some("10")).await;
 }
+
+#[tokio::test]
+async fn a_login_waits_for_a_hanging_redis_once_and_not_again_for_its_settlement() {
+    let redis = Redis::start();
+    let limiter = redis.builder().deadline(ms(100)).build().unwrap();
+    let logins = Logins::of(limiter.clone(), fixed("login", 5, 3_600_000), ms(0));
+    assert_eq!(logins.try_as(9, "ann", false).await.status(), 401);
+    redis.server.stop_signal();
+    let asked = Instant::now();
+    let response = logins.try_as(9, "ann", false).await;
+    let took = asked.elapsed();
+    assert_eq!((response.status().as_u16(), number(&response, "x-ratelimit-remaining")), (401, 3));
+    assert!(took < ms(180), "{took:?}");
+    for left in [2, 1, 0] {
+        let response = logins.try_as(9, "ann", false).await;
+        assert_eq!((response.status().as_u16(), number(&response, "x-ratelimit-remaining")), (401, left));
+    }
+    assert_eq!(logins.try_as(9, "ann", true).await.status(), 429);
+    redis.server.cont();
+    eventually("the limiter is back on Redis", || limiter.is_connected()).await;
+    assert_eq!(logins.try_as(9, "ann", true).await.status(), 429);
+    // The places that Redis has held without anybody waiting are given back after
+    // a healthy second.
+    let started = Instant::now();
+    while logins.used(0, account_of(9, "ann")).await != 5 {
+        assert!(started.elapsed() < ms(10_000), "each failure counts once");
+        tokio::time::sleep(ms(50)).await;
+    }
+}
