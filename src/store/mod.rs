@@ -23,6 +23,20 @@
 //! ACL SETUSER limiter reset on >PASSWORD ~myapp:* +evalsha +eval +get +set +incrby +pttl +pexpire +del +time +zadd +zrem +zrangebyscore +zremrangebyscore
 //! ```
 //!
+//! Who runs the service needs another one: to look at counts, to forget an
+//! identity, and to block one by hand.
+//!
+//! ```text
+//! ACL SETUSER operator reset on >PASSWORD ~myapp:* +scan +get +pttl +zrange +set +del
+//! SCAN 0 MATCH myapp:*:rl:*
+//! SET myapp:http:rl:203.0.113.9 9100000000000000000 PX 3600000
+//! DEL myapp:login:rl:{203.0.113.9}:ann
+//! ```
+//!
+//! The `SET` blocks an address for an hour, under any policy and algorithm, whether
+//! it has a block of its own or not. Replicas that have repeated a refusal from
+//! their memory go on with it until it ends, also after a `DEL`.
+//!
 //! A database other than 0 needs `+select` as well. The client also sends `CLIENT
 //! SETINFO`, and goes on when it is denied; `+client|setinfo`, from 7.2, keeps
 //! that out of `ACL LOG`. The user goes into the URL, special characters

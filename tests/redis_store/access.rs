@@ -1,10 +1,10 @@
 //! Users that Redis allows little, or nothing.
 
 use tower_ratelimit::store::StoreErrorKind;
-use tower_ratelimit::{Charge, Policy, Rate, RateLimiter, Source};
+use tower_ratelimit::{Charge, Policy, Rate, RateLimiter, Refusal, Source};
 
-use crate::setup::{NoFallback, Redis, builder, connect, fixed, hit, hit_for, ms, who};
-use crate::support::{Logs, RedisServer, Reply};
+use crate::setup::{NoFallback, Redis, bucket, builder, connect, fixed, hit, hit_for, ms, sliding, who};
+use crate::support::{Logs, RedisServer, Reply, RespClient};
 
 /// The least that a user needs. With a database in the URL, `+select` too.
 const COMMANDS: [&str; 13] = [
@@ -120,6 +120,42 @@ fn the_documented_user_is_the_tested_one() {
     let documented = include_str!("../../src/store/mod.rs");
     let line = format!("~myapp:* {}\n", COMMANDS.join(" "));
     assert!(documented.contains(&line), "{line}");
+}
+
+/// The least that an operator needs.
+const OPERATOR: &str = "~myapp:* +scan +get +pttl +zrange +set +del";
+
+#[tokio::test]
+async fn the_documented_operator_can_look_forget_and_block_under_every_algorithm() {
+    let server = RedisServer::start();
+    assert!(include_str!("../../src/store/mod.rs").contains(&format!(" {OPERATOR}\n")));
+    let line = format!("ACL SETUSER operator reset on >s3cr3t {OPERATOR}");
+    server.command(&line.split(' ').collect::<Vec<_>>());
+    set_user(&server, "~myapp:*", &COMMANDS);
+    let limiter = || builder(url_of_user(&server)).namespace("myapp").observer(NoFallback).build().unwrap();
+    let mut operator = RespClient::connect(server.addr()).unwrap();
+    operator.command(&["AUTH", "operator", "s3cr3t"]).unwrap();
+    for policy in [fixed("f", 5, 60_000), sliding("s", 5, 60_000), bucket("b", 5, 60_000)] {
+        let (serving, policy) = (limiter(), policy.reserve_for(ms(60_000)));
+        let handle = serving.policy(policy.clone()).unwrap();
+        let _held = serving.reserve([Charge::new(&handle, who("ann"))]).await;
+        assert!(hit(&serving, &handle, "ann").await.is_allowed());
+        let key = handle.store_key(&who("ann"));
+        let seen = operator.command(&["SCAN", "0", "MATCH", "myapp:*:rl:*", "COUNT", "1000"]).unwrap();
+        assert!(format!("{seen:?}").contains(&key), "{seen:?}");
+        assert!(operator.command(&["GET", &key]).unwrap().text().is_some());
+        let open = operator.command(&["ZRANGE", &format!("{key}:=open"), "0", "-1"]).unwrap();
+        assert_eq!(open.array().len(), 1);
+        operator.command(&["SET", &key, "9100000000000000000", "PX", "3600000"]).unwrap();
+        let refused = hit(&serving, &handle, "ann").await;
+        assert_eq!(refused.refusal(), Some(Refusal::Blocked), "{policy}: a block that the policy has not");
+        assert!(operator.command(&["PTTL", &key]).unwrap().int() > 3_500_000);
+        operator.command(&["DEL", &key]).unwrap();
+        let elsewhere = limiter();
+        let there = elsewhere.policy(policy.clone()).unwrap();
+        assert!(hit(&elsewhere, &there, "ann").await.is_allowed(), "{policy}: forgotten");
+    }
+    assert_eq!(denials(&server), [""; 0]);
 }
 
 /// Nothing of it can be left out, and whoever does is told so when the limiter
