@@ -10,70 +10,8 @@ use tower_ratelimit::{PolicyHandle, RateLimiter, Refusal, Source};
 use crate::setup::{Dice, Redis, builder, connect, eventually, fixed, hit, ms, who};
 use crate::support::{Mode, Proxy, RedisServer};
 
-/// Asks until refused, and answers how many were admitted.
-async fn drain(limiter: &RateLimiter, policy: &PolicyHandle, name: &str) -> u64 {
-    let mut admitted = 0;
-    while hit(limiter, policy, name).await.is_allowed() {
-        admitted += 1;
-        assert!(admitted < 1_000);
-    }
-    admitted
-}
-
 async fn back_on_redis(limiter: &RateLimiter) {
     eventually("the limiter is back on Redis", || limiter.is_connected()).await;
-}
-
-#[tokio::test]
-async fn an_empty_redis_is_told_of_the_80_and_of_the_20_that_it_missed() {
-    let mut redis = Redis::start();
-    let limiter = redis.builder().build().unwrap();
-    let http = limiter.policy(fixed("http", 100, 60_000)).unwrap();
-    for _ in 0..80 {
-        assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Redis);
-    }
-    for _ in 0..30 {
-        assert!(hit(&limiter, &http, "bob").await.is_allowed());
-    }
-    redis.server.kill();
-    assert_eq!(drain(&limiter, &http, "ann").await, 20);
-    redis.server.restart();
-    back_on_redis(&limiter).await;
-    let next = hit(&limiter, &http, "ann").await;
-    assert_eq!((next.refusal(), next.source()), (Some(Refusal::Limit), Source::Redis));
-    assert_eq!(redis.server.get(&http.store_key(&who("ann"))).as_deref(), Some("100"));
-    // Who asks no more is paid for as well, after a healthy second.
-    let bob = http.store_key(&who("bob"));
-    eventually("bob's count is back", || redis.server.get(&bob).as_deref() == Some("30")).await;
-    assert!((1..=60_000).contains(&redis.server.pttl(&bob)));
-    let keys = redis.keys();
-    assert!(keys.iter().all(|key| redis.server.pttl(key) > 0), "no marker without an end: {keys:?}");
-}
-
-#[tokio::test]
-async fn o_fb_4_a_stopped_redis_that_goes_on_has_counted_what_was_admitted() {
-    for (limit, used) in [(6, 5), (10, 5), (40, 5)] {
-        let redis = Redis::start();
-        let limiter = redis.builder().deadline(ms(50)).build().unwrap();
-        connect(&limiter).await;
-        let http = limiter.policy(fixed("http", limit, 60_000)).unwrap();
-        let key = http.store_key(&who("ann"));
-        for _ in 0..used {
-            assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Redis);
-        }
-        redis.server.stop_signal();
-        let mut admitted = used;
-        for _ in 0..8 {
-            let decision = hit(&limiter, &http, "ann").await;
-            assert_eq!(decision.source(), Source::Local);
-            admitted += u64::from(decision.is_allowed());
-        }
-        redis.server.cont();
-        back_on_redis(&limiter).await;
-        admitted += drain(&limiter, &http, "ann").await;
-        assert_eq!(admitted, limit, "in total exactly the limit");
-        assert_eq!(redis.server.get(&key), Some(limit.to_string()), "and Redis counts what was admitted");
-    }
 }
 
 #[tokio::test]
@@ -123,51 +61,6 @@ async fn one_late_answer_drops_nothing_and_loses_nothing() {
     assert_eq!(proxy.accepted(), 1);
     let marked = redis.server.keys_matching(&format!("{}:reconciled:*", redis.namespace));
     assert!(marked.is_empty(), "nothing was owed any more: {marked:?}");
-}
-
-#[tokio::test]
-async fn a_payment_that_is_cut_and_sent_again_counts_once() {
-    let mut dice = Dice::new(7);
-    for round in 0..20 {
-        let redis = Redis::start();
-        let proxy = Proxy::start(redis.server.addr()).await;
-        let limiter = builder(proxy.url()).namespace(&redis.namespace).deadline(ms(100)).build().unwrap();
-        connect(&limiter).await;
-        let http = limiter.policy(fixed("http", 100, 60_000)).unwrap();
-        let key = http.store_key(&who("ann"));
-        for _ in 0..5 {
-            assert_eq!(hit(&limiter, &http, "ann").await.source(), Source::Redis);
-        }
-        let mut admitted = 5;
-        proxy.set_mode(Mode::RefuseNew);
-        proxy.drop_connections();
-        eventually("the connection is lost", || !limiter.is_connected()).await;
-        for _ in 0..7 {
-            assert!(hit(&limiter, &http, "ann").await.is_allowed());
-            admitted += 1;
-        }
-        // The payment rides in front of checks whose answers do not come, or
-        // come in part.
-        proxy.set_mode(Mode::Forward);
-        back_on_redis(&limiter).await;
-        proxy.set_mode(Mode::CutReplyAfter(usize::try_from(dice.roll(12)).unwrap()));
-        for _ in 0..3 {
-            admitted += u64::from(hit(&limiter, &http, "ann").await.is_allowed());
-            tokio::time::sleep(ms(dice.roll(40))).await;
-        }
-        proxy.set_mode(Mode::Forward);
-        back_on_redis(&limiter).await;
-        let last = loop {
-            let decision = hit(&limiter, &http, "ann").await;
-            admitted += 1;
-            if decision.source() == Source::Redis {
-                break decision;
-            }
-            tokio::time::sleep(ms(20)).await;
-        };
-        assert_eq!(last.used(), admitted, "round {round}: counted once and not twice");
-        assert_eq!(redis.server.get(&key), Some(admitted.to_string()));
-    }
 }
 
 /// Who asks no more is paid for in batches, which may be cut as well: their
