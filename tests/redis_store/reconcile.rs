@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tower_ratelimit::{PolicyHandle, RateLimiter, Refusal, Source};
+use tower_ratelimit::{RateLimiter, Refusal, Source};
 
 use crate::setup::{Dice, Redis, builder, connect, eventually, fixed, hit, ms, who};
 use crate::support::{Mode, Proxy, RedisServer};
