@@ -1,6 +1,6 @@
 //! A tower layer that enforces one shared rate limit across every replica of
-//! an HTTP or gRPC service, and keeps enforcing it when Redis is slow, broken
-//! or gone.
+//! an HTTP, gRPC or MCP service, and keeps enforcing it when Redis is slow,
+//! broken or gone.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -243,6 +243,15 @@
 //! the [`Key`] that the layer counts by, which is
 //! `Key::builder().network(ip, 32, 64).finish()` for the default one.
 //!
+//! # MCP servers
+//!
+//! The module `mcp`, with the feature of that name, has a layer for the streamable
+//! HTTP transport: `McpLayer::builder(limiter, identity).tool("execute_code", policy)`.
+//! It counts the calls of a tool by client and all else by address, and answers a
+//! refused call with a result that the model reads, because no SDK tries a 429
+//! again. On stdio the tool's handler asks [`RateLimiter::check`], on the same
+//! count.
+//!
 //! # What an algorithm admits
 //!
 //! | algorithm | in a window | worst span as long as a window |
@@ -379,6 +388,7 @@
 //! | `redis` | yes | `RateLimiter::redis`, `RateLimitLayer::redis`, [`redis_cluster`](RateLimiterBuilder#method.redis_cluster) | redis, deadpool-redis, crc, fastrand, tokio's runtime |
 //! | `tls` | no | `rediss://` URLs, [`redis_ca`](RateLimiterBuilder#method.redis_ca) | `redis`, and rustls with ring (a C compiler) and webpki-roots |
 //! | `tonic` | no | reads tonic's `TcpConnectInfo`, keeps `NamedService`, adds RetryInfo and QuotaFailure to refused gRPC calls | tonic, server only, and tonic-types |
+//! | `mcp` | no | `mcp`: limits for MCP servers and their tools, refusals that MCP clients read. It knows no SDK | serde_json, base64 |
 //! | `metrics` | no | `observe::Metrics`, which reports through the `metrics` facade once it is installed | metrics |
 //! | `unicode` | no | `identity::normalize::account`: trim, lower case, NFC | unicode-normalization |
 //! | `rules-file` | no | `rules::RulesFile`: rules from a TOML file | toml, its parser only |
@@ -409,12 +419,14 @@ mod decision;
 pub mod identity;
 mod key;
 mod limiter;
+#[cfg(feature = "mcp")]
+pub mod mcp;
 pub mod middleware;
 pub mod observe;
 mod policy;
 #[cfg(test)]
 mod property;
-#[cfg(all(doctest, feature = "axum", feature = "redis"))]
+#[cfg(all(doctest, feature = "axum", feature = "mcp", feature = "redis"))]
 mod readme;
 pub mod response;
 pub mod rules;

@@ -470,6 +470,15 @@ pub enum BuildError {
         /// The name.
         name: String,
     },
+    /// A tool of an MCP server has two limits.
+    #[error("tool: {tool:?} has two limits")]
+    DuplicateTool {
+        /// The tool.
+        tool: String,
+    },
+    /// Tool calls would be counted by session.
+    #[error("identity: mcp-session-id alone is no client, for connecting again gives a new one")]
+    SessionIdentity,
     /// Two rules use one policy's name for different rules of counting.
     #[error("policy: the name {name:?} stands for two different policies")]
     PolicyDiffers {

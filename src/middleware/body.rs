@@ -29,7 +29,7 @@ pin_project! {
 }
 
 impl<B> Body<B> {
-    pub(super) fn inner(body: B) -> Self {
+    pub(crate) fn inner(body: B) -> Self {
         Self { kind: Kind::Inner { body, held: None } }
     }
 
@@ -38,7 +38,7 @@ impl<B> Body<B> {
         Self { kind: Kind::Inner { body, held } }
     }
 
-    pub(super) fn refusal(text: Bytes) -> Self {
+    pub(crate) fn refusal(text: Bytes) -> Self {
         Self { kind: Kind::Refusal { text } }
     }
 }

@@ -42,6 +42,29 @@ pub(super) fn prefers_problem(headers: &HeaderMap) -> bool {
     problem.weight > 0 && (problem.weight, problem.named) > (json.weight, json.named)
 }
 
+/// Whether a client reads an event stream and no JSON.
+#[cfg(feature = "mcp")]
+pub(crate) fn takes_only_event_stream(headers: &HeaderMap) -> bool {
+    let (mut json, mut stream) = (Wanted::default(), Wanted::default());
+    let lines = headers.get_all(ACCEPT).iter().filter_map(|line| line.to_str().ok());
+    for range in lines.flat_map(MediaTypeList::new).filter_map(Result::ok) {
+        let Some(weight) = weight(&range) else { continue };
+        match subtype(&range) {
+            Some(Subtype::Any { named }) => {
+                json.take(named, weight);
+                if named == 1 {
+                    stream.take(named, weight);
+                }
+            }
+            Some(Subtype::Json) => json.take(3, weight),
+            _ if is(range.ty, "text") && is(range.subty, "event-stream") => stream.take(3, weight),
+            _ if is(range.ty, "text") && is(range.subty, "*") => stream.take(2, weight),
+            _ => {}
+        }
+    }
+    json.weight == 0 && stream.weight > 0
+}
+
 enum Subtype {
     Any { named: u8 },
     Problem,
@@ -49,7 +72,6 @@ enum Subtype {
 }
 
 fn subtype(range: &MediaType<'_>) -> Option<Subtype> {
-    let is = |name: mediatype::Name<'_>, text: &str| name.as_str().eq_ignore_ascii_case(text);
     if is(range.ty, "*") && is(range.subty, "*") {
         return Some(Subtype::Any { named: 1 });
     }
@@ -62,6 +84,10 @@ fn subtype(range: &MediaType<'_>) -> Option<Subtype> {
         None if is(range.subty, "*") => Some(Subtype::Any { named: 2 }),
         _ => None,
     }
+}
+
+fn is(name: mediatype::Name<'_>, text: &str) -> bool {
+    name.as_str().eq_ignore_ascii_case(text)
 }
 
 /// The weight in thousandths, 1000 without one; `None` for what is no weight.

@@ -9,7 +9,8 @@
 //! | one that prefers `application/problem+json` (by its `accept`) | [`Problem`], 429 |
 //! | any other | [`Json`], 429 |
 //!
-//! That is [`Negotiated`], the default. [`Json`] and [`Problem`] decide the body
+//! That is [`Negotiated`], the default. MCP requests have a reply of their own, in the
+//! module `mcp`. [`Json`] and [`Problem`] decide the body
 //! alone, and they too answer a gRPC call as one, for a gRPC client makes
 //! `UNAVAILABLE` of an HTTP 429, which is what retry policies retry. A [`Reply`] of one's own
 //! gets all requests and can hand over those that it does not care about.
@@ -43,6 +44,8 @@ mod standard_fields;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 
+#[cfg(feature = "mcp")]
+pub(crate) use self::accept::takes_only_event_stream;
 pub use self::headers::{EXPOSED_HEADERS, ResetFormat};
 pub(crate) use self::headers::{Fields, number};
 pub use self::json::Json;

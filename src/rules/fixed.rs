@@ -37,7 +37,7 @@ impl FixedRules {
 
 impl Rules for FixedRules {
     fn select(&self, head: &RequestHead<'_>, out: &mut Selection<'_>) {
-        self.bound.iter().for_each(|limit| out.add(limit, head));
+        self.bound.iter().for_each(|limit| out.add(limit, head, 1));
     }
 
     fn limit_value(&self, limit: u64) -> Option<HeaderValue> {

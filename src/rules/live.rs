@@ -192,7 +192,7 @@ impl Compiled {
         }
         for (conditions, limits) in &self.rules {
             if let Some(head) = conditions.hold(head, &self.set.facts) {
-                limits.iter().for_each(|limit| out.add(limit, &head));
+                limits.iter().for_each(|limit| out.add(limit, &head, 1));
                 return;
             }
         }

@@ -51,6 +51,8 @@ pub use self::live::LiveRules;
 pub use self::reload::ReloadPlan;
 pub use self::rule::Rule;
 pub use self::selection::Selection;
+#[cfg(feature = "mcp")]
+pub(crate) use self::selection::{Bound, LimitValues};
 pub(crate) use self::selection::{Selected, Who};
 pub use self::set::RuleSet;
 use crate::identity::{ClientIp, RequestHead};

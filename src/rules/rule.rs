@@ -94,7 +94,7 @@ impl Rule {
         self
     }
 
-    pub(super) fn check(&self) -> Result<(), BuildError> {
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
         self.conditions()?;
         if self.limits.len() > MAX_POLICIES {
             return Err(BuildError::TooManyPolicies { count: self.limits.len() });

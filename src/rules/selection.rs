@@ -85,8 +85,8 @@ impl<'a> Selection<'a> {
         is_new && self.counts.try_push(count_if).is_ok() && self.charges.try_push(charge).is_ok()
     }
 
-    /// Adds what a limit charges this request.
-    pub(super) fn add(&mut self, bound: &Bound, head: &RequestHead<'_>) {
+    /// Adds what a limit charges this request, which counts as so many.
+    pub(crate) fn add(&mut self, bound: &Bound, head: &RequestHead<'_>, times: u64) {
         if self.rejected.is_some() {
             return;
         }
@@ -107,7 +107,7 @@ impl<'a> Selection<'a> {
             }
         };
         self.last = Some((bound.identity, key));
-        let mut charge = Charge::new(&bound.policy, key).cost(limit.cost_of(head));
+        let mut charge = Charge::new(&bound.policy, key).cost(limit.cost_of(head).saturating_mul(times));
         if let Some(limit) = limit.limit_of(head, &bound.facts) {
             charge = charge.limit(limit);
         }
@@ -141,7 +141,7 @@ pub(crate) struct Bound {
 impl Bound {
     /// Of limits that are checked together. They share the number of an identity
     /// that they share, and of none.
-    pub(super) fn all(
+    pub(crate) fn all(
         limits: &[Limit],
         handles: impl IntoIterator<Item = PolicyHandle>,
         facts: &Facts,
@@ -168,10 +168,10 @@ impl Bound {
 
 /// The values of `x-ratelimit-limit` that are known beforehand, ready-made.
 #[derive(Default)]
-pub(super) struct LimitValues(Box<[(u64, HeaderValue)]>);
+pub(crate) struct LimitValues(Box<[(u64, HeaderValue)]>);
 
 impl LimitValues {
-    pub(super) fn of<'b>(bound: impl IntoIterator<Item = &'b Bound>) -> Self {
+    pub(crate) fn of<'b>(bound: impl IntoIterator<Item = &'b Bound>) -> Self {
         let told = |bound: &'b Bound| bound.limit.limits().map(|limit| bound.policy.limit_in_force(limit));
         let mut numbers: Vec<u64> = bound.into_iter().flat_map(told).collect();
         numbers.sort_unstable();
@@ -179,7 +179,7 @@ impl LimitValues {
         Self(numbers.into_iter().map(|number| (number, HeaderValue::from(number))).collect())
     }
 
-    pub(super) fn get(&self, limit: u64) -> Option<HeaderValue> {
+    pub(crate) fn get(&self, limit: u64) -> Option<HeaderValue> {
         let found = self.0.binary_search_by_key(&limit, |(number, _)| *number).ok()?;
         self.0.get(found).map(|(_, value)| value.clone())
     }
