@@ -2,7 +2,9 @@
 
 use axum::body::Bytes;
 use axum::http::Response;
+use mcp_server::EXECUTE_CODE;
 use tower_ratelimit::identity::{ClientIp, Extension, Principal};
+use tower_ratelimit::mcp::McpLayer;
 use tower_ratelimit::observe::Metrics;
 use tower_ratelimit::response::{Negotiated, Refused, Reply};
 use tower_ratelimit::rules::{Limit, LiveRules, RulesFile};
@@ -16,6 +18,7 @@ use crate::settings::Settings;
 /// What limits requests, and what it can be asked about.
 pub(crate) struct Limits {
     pub(crate) layer: RateLimitLayer,
+    pub(crate) mcp: McpLayer,
     pub(crate) rules: LiveRules,
     pub(crate) clients: ClientIp,
     /// The inner layer of what costs tokens.
@@ -35,6 +38,7 @@ pub(crate) fn build(settings: &Settings, source: &Source) -> Result<Limits, Box<
     let limiter = limiter(settings)?;
     let clients = settings.clients.clone();
     let rules = LiveRules::new(&limiter, source.read()?)?;
+    let mcp = mcp(&limiter, settings)?;
     let tokens = tokens(&limiter, settings)?;
     let layer = RateLimitLayer::builder(limiter)
         .rules(rules.clone())
@@ -52,22 +56,41 @@ pub(crate) fn build(settings: &Settings, source: &Source) -> Result<Limits, Box<
         window = ?settings.limits.rate_limit_window(),
         "limiting by rules, and what they leave by client address"
     );
-    Ok(Limits { layer, rules, clients, tokens })
+    Ok(Limits { layer, mcp, rules, clients, tokens })
 }
 
-/// Tokens are settled when an answer has ended. Who calls is the principal that
-/// the layer in front has verified; a call without one counts by its address.
-fn tokens(limiter: &RateLimiter, settings: &Settings) -> Result<RateLimitLayer, Box<dyn std::error::Error>> {
-    let rate = Rate::new(settings.tokens, settings.limits.rate_limit_window())?;
-    let policy = Policy::fixed_window("tokens", rate).reserve_for(llm_tokens::LONGEST_ANSWER);
+/// Who calls: the principal that the layer in front has verified. A call without
+/// one counts by its address.
+fn caller() -> Extension<Principal> {
     let caller = Extension::new(|caller: &Principal| {
         // Neither has a dot: see `callers.rs`.
         Some(format!("{}.{}", caller.workspace_id()?, caller.user_name()?).into())
     });
-    let caller = caller.called("caller");
-    let limit = Limit::new(policy).by(caller).cost(llm_tokens::ESTIMATE);
+    caller.called("caller")
+}
+
+/// Tokens are settled when an answer has ended.
+fn tokens(limiter: &RateLimiter, settings: &Settings) -> Result<RateLimitLayer, Box<dyn std::error::Error>> {
+    let rate = Rate::new(settings.tokens, settings.limits.rate_limit_window())?;
+    let policy = Policy::fixed_window("tokens", rate).reserve_for(llm_tokens::LONGEST_ANSWER);
+    let limit = Limit::new(policy).by(caller()).cost(llm_tokens::ESTIMATE);
     let layer = RateLimitLayer::builder(limiter.clone()).limit(limit).client_ip(settings.clients.clone());
     Ok(layer.standard_fields().build()?)
+}
+
+/// The MCP server has limits of its own: everything but the expensive tool counts
+/// on `http`, as other pages do, and a client that has used up the tool still
+/// connects.
+fn mcp(limiter: &RateLimiter, settings: &Settings) -> Result<McpLayer, Box<dyn std::error::Error>> {
+    let (limits, window) = (&settings.limits, settings.limits.rate_limit_window());
+    let codemode = Policy::fixed_window("codemode", Rate::new(limits.codemode_rate_limit_max(), window)?);
+    let layer = McpLayer::builder(limiter.clone(), caller())
+        .transport(Policy::fixed_window("http", Rate::new(limits.mcp_rate_limit_max(), window)?))
+        .tool(EXECUTE_CODE, codemode)
+        .tool_answer(settings.tool_reply)
+        .client_ip(settings.clients.clone())
+        .configure(|layer| layer.standard_fields());
+    Ok(layer.build()?)
 }
 
 fn limiter(settings: &Settings) -> Result<RateLimiter, Box<dyn std::error::Error>> {

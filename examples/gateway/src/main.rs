@@ -21,6 +21,7 @@
 //! | `/api/projects`, `/api/exports` | any method | the rules |
 //! | `POST /v1/complete` | streams `max_tokens` words | `http`, and `tokens` by what it came to |
 //! | `/hello.Greeter/SayHello` | the gRPC service of the example `grpc`, on the same port | `http` |
+//! | `/mcp` | the MCP server of the example `mcp-server`, over streamable HTTP | `http`; the tool `execute_code` on `codemode`, by caller |
 //! | `/healthz`, `/metrics` | always | nothing: they touch no store |
 //!
 //! The rules are those of `examples/saas.toml`, or of the file that `RULES_FILE`
@@ -33,8 +34,8 @@
 //! RULES_FILE=rules.toml gateway & kill -HUP $!   # read it again
 //! ```
 //!
-//! A refusal has the form that the client reads: JSON, problem details, or a gRPC
-//! status. The standard fields `RateLimit` and `RateLimit-Policy` are on.
+//! A refusal has the form that the client reads: JSON, problem details, a gRPC
+//! status, or a result of an MCP tool. The standard fields `RateLimit` and `RateLimit-Policy` are on.
 //!
 //! The settings are those of [`tower_ratelimit::settings`] and of
 //! [`settings`]. The first line on stdout is `listening on http://ADDR`; logs

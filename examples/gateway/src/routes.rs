@@ -14,6 +14,7 @@ use axum::{Extension, Json, Router};
 use grpc::{Greeter, GreeterServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
+use tower::Layer;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use tower_ratelimit::identity::{ClientIp, Hop, Principal, RequestHead};
 use tower_ratelimit::response::EXPOSED_HEADERS;
@@ -25,6 +26,7 @@ use crate::{callers, metrics};
 
 pub(crate) const DECISION: &str = "/decision";
 pub(crate) const LOGIN: &str = "/auth/login";
+const MCP: &str = "/mcp";
 const GREETER: &str = "/hello.Greeter/{*method}";
 pub(crate) const HEALTHZ: &str = "/healthz";
 pub(crate) const METRICS: &str = "/metrics";
@@ -38,7 +40,7 @@ struct Shared {
 }
 
 pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Option<AllowOrigin>) -> Router {
-    let Limits { layer, rules, clients, tokens } = limits;
+    let Limits { layer, mcp, rules, clients, tokens } = limits;
     let shared = Shared { limiter: layer.limiter().clone(), rules, clients, exporter };
     let app = Router::new()
         .route("/", get(|| async { "hello\n" }))
@@ -55,6 +57,8 @@ pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Opti
         .route_service(GREETER, GreeterServer::new(Greeter))
         .merge(llm_tokens::routes().layer(tokens))
         .layer(layer)
+        // Behind that layer no more: it has its own.
+        .route_service(MCP, mcp.layer(mcp_server::http_service()))
         // Outside the limiter: its rules ask who calls.
         .layer(from_fn(callers::authenticate))
         .layer(from_fn(callers::read_account));

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `LISTEN` | address and port, port 0 picks one | `127.0.0.1:3000` |
 //! | `CORS_ORIGINS` | origins between commas, or `*` | none |
+//! | `MCP_TOOL_REPLY` | `result` or `429`: how a refused tool call is answered | `result` |
 //! | `RULES_FILE` | a TOML file of rules, read again on SIGHUP | the rules of `examples/saas.toml` |
 //! | `TOKENS_RATE_LIMIT_MAX` | tokens of `/v1/complete` in a window for each principal, else address | `1000` |
 //! | `RUST_LOG` | `warn`, `info,tower_ratelimit=debug`, ... | `info` |
@@ -20,6 +21,7 @@ use axum::http::uri::Authority;
 use tower_http::cors::AllowOrigin;
 use tower_ratelimit::MAX_LIMIT;
 use tower_ratelimit::identity::ClientIp;
+use tower_ratelimit::mcp::Answer;
 use tower_ratelimit::settings::{RedisTarget, Settings as LimitSettings, SettingsError};
 use tracing::Level;
 use tracing_subscriber::filter::Targets;
@@ -30,6 +32,7 @@ pub(crate) struct Settings {
     pub(crate) cors_origins: Option<AllowOrigin>,
     pub(crate) log_levels: Targets,
     pub(crate) clients: ClientIp,
+    pub(crate) tool_reply: Answer,
     pub(crate) rules_file: Option<PathBuf>,
     pub(crate) tokens: u64,
     pub(crate) limits: LimitSettings,
@@ -43,6 +46,7 @@ impl Settings {
             cors_origins: cors_origins()?,
             log_levels: log_levels()?,
             clients: clients(&limits)?,
+            tool_reply: tool_reply()?,
             rules_file: LimitSettings::variable("RULES_FILE")?.map(PathBuf::from),
             tokens: tokens()?,
             limits: with_redis(limits)?,
@@ -103,6 +107,14 @@ fn clients(limits: &LimitSettings) -> Result<ClientIp, SettingsError> {
         .map_err(|error| SettingsError::new("TRUSTED_PROXIES", error.to_string()))?;
     let Some(bits) = limits.ipv6_prefix() else { return Ok(clients) };
     clients.ipv6_prefix(bits).map_err(|error| SettingsError::new("RATE_LIMIT_IPV6_PREFIX", error.to_string()))
+}
+
+fn tool_reply() -> Result<Answer, SettingsError> {
+    match LimitSettings::variable("MCP_TOOL_REPLY")?.as_deref() {
+        None | Some("result") => Ok(Answer::Result),
+        Some("429") => Ok(Answer::Status),
+        Some(other) => Err(SettingsError::new("MCP_TOOL_REPLY", "result or 429").with_value(other)),
+    }
 }
 
 /// What the crate's settings know, but this build cannot do, is refused here:

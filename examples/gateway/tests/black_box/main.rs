@@ -8,6 +8,7 @@ mod gateway;
 mod grpc_service;
 mod http;
 mod limit;
+mod mcp;
 mod metrics;
 mod outage;
 mod reload;
