@@ -56,6 +56,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use mcp_server::CancellationToken;
 use tokio::net::TcpListener;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -100,7 +101,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let limits = limits::build(&settings, &source)?;
     let rules = limits.rules.clone();
     let limiter = limits.layer.limiter().clone();
-    let app = routes::app(limits, exporter, settings.cors_origins);
+    let mcp = CancellationToken::new();
+    let app = routes::app(limits, exporter, settings.cors_origins, mcp.clone());
 
     // Before anyone can know that we are here.
     let stop = shutdown::requested()?;
@@ -109,7 +111,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         .await
         .map_err(|error| format!("LISTEN: cannot listen on {}: {error}", settings.listen))?;
     writeln!(io::stdout(), "listening on http://{}", listener.local_addr()?)?;
-    shutdown::serve(listener, app, stop).await?;
+    shutdown::serve(listener, app, shutdown::ending(mcp, stop)).await?;
     if let Err(error) = limiter.shutdown(shutdown::PAY).await {
         tracing::warn!("some of what was counted without Redis is lost: {error}");
     }

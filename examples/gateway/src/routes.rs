@@ -12,6 +12,7 @@ use axum::response::IntoResponse;
 use axum::routing::{any, get, post};
 use axum::{Extension, Json, Router};
 use grpc::{Greeter, GreeterServer};
+use mcp_server::CancellationToken;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use tower::Layer;
@@ -39,7 +40,12 @@ struct Shared {
     exporter: PrometheusHandle,
 }
 
-pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Option<AllowOrigin>) -> Router {
+pub(crate) fn app(
+    limits: Limits,
+    exporter: PrometheusHandle,
+    cors_origins: Option<AllowOrigin>,
+    mcp_ended: CancellationToken,
+) -> Router {
     let Limits { layer, mcp, rules, clients, tokens } = limits;
     let shared = Shared { limiter: layer.limiter().clone(), rules, clients, exporter };
     let app = Router::new()
@@ -58,7 +64,7 @@ pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Opti
         .merge(llm_tokens::routes().layer(tokens))
         .layer(layer)
         // Behind that layer no more: it has its own.
-        .route_service(MCP, mcp.layer(mcp_server::http_service()))
+        .route_service(MCP, mcp.layer(mcp_server::http_service_for_any_host(mcp_ended)))
         // Outside the limiter: its rules ask who calls.
         .layer(from_fn(callers::authenticate))
         .layer(from_fn(callers::read_account));

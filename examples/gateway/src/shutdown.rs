@@ -6,11 +6,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
+use mcp_server::CancellationToken;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 /// A client that does not take its answer must not keep the process.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// MCP clients keep streams open that have no end of their own. So long have calls
+/// that are under way to be answered before all are ended.
+const CALLS: Duration = Duration::from_secs(1);
 
 /// What was counted while Redis was gone is still paid, if Redis is back.
 pub(crate) const PAY: Duration = Duration::from_secs(1);
@@ -43,6 +48,15 @@ pub(crate) async fn serve(
             Ok(())
         }
     }
+}
+
+/// Waits for `stop`, and ends the streams of MCP sessions soon after.
+pub(crate) async fn ending(mcp: CancellationToken, stop: impl Future<Output = ()>) {
+    stop.await;
+    tokio::spawn(async move {
+        tokio::time::sleep(CALLS).await;
+        mcp.cancel();
+    });
 }
 
 /// Waits for Ctrl-C or SIGTERM. They are caught from now on, not from the first

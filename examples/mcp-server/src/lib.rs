@@ -12,6 +12,7 @@ use rmcp::transport::streamable_http_server::session::local::LocalSessionManager
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{RoleServer, ServerHandler};
 use serde_json::{Map, Value, json};
+pub use tokio_util::sync::CancellationToken;
 use tower_ratelimit::{Charge, Key, PolicyHandle, RateLimiter, mcp};
 
 /// The tool that is limited.
@@ -97,11 +98,25 @@ impl ServerHandler for Tools {
     }
 }
 
-/// The transport over HTTP, without any limit. Whatever the host that clients name:
-/// behind a load balancer it is not a loopback one, which is what rmcp expects.
+/// The transport over HTTP, without any limit, for clients on this machine: a page
+/// in a browser cannot make it its own by giving this machine another name.
 #[must_use]
-pub fn http_service() -> StreamableHttpService<Tools, LocalSessionManager> {
-    let config = StreamableHttpServerConfig::default().disable_allowed_hosts();
+pub fn http_service() -> HttpService {
+    service(StreamableHttpServerConfig::default())
+}
+
+/// The same under any name, as behind a load balancer. Whoever calls must be known
+/// by something that a page in a browser does not have, such as a token. `ended`
+/// ends the streams of sessions, which have no end of their own.
+#[must_use]
+pub fn http_service_for_any_host(ended: CancellationToken) -> HttpService {
+    service(StreamableHttpServerConfig::default().disable_allowed_hosts().with_cancellation_token(ended))
+}
+
+/// What a layer goes around.
+pub type HttpService = StreamableHttpService<Tools, LocalSessionManager>;
+
+fn service(config: StreamableHttpServerConfig) -> HttpService {
     StreamableHttpService::new(|| Ok(Tools::new()), Arc::new(LocalSessionManager::default()), config)
 }
 

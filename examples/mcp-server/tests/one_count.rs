@@ -48,7 +48,7 @@ fn call(tool: &str) -> Value {
 fn over_http(addr: &str, tool: &str) -> String {
     let body = call(tool).to_string();
     let mut stream = TcpStream::connect(addr).unwrap();
-    let head = "POST /mcp HTTP/1.1\r\nhost: test\r\nconnection: close\r\nx-client: ann\r\n\
+    let head = "POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\nx-client: ann\r\n\
                 content-type: application/json\r\naccept: application/json, text/event-stream\r\n";
     write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
     let mut answer = String::new();

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -101,6 +102,23 @@ fn a_wrong_reply_stops_the_gateway_with_what_it_accepts() {
         said.contains("MCP_TOOL_REPLY") && said.contains("result or 429") && said.contains("503"),
         "{said}"
     );
+}
+
+#[test]
+fn open_streams_of_sessions_do_not_hold_up_the_end() {
+    let mut gateway = Gateway::start(&[]);
+    let client = json!({"name": "test", "version": "1"});
+    let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client});
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params});
+    let session = ask(&gateway, None, &initialize);
+    let session = session.header("mcp-session-id").unwrap();
+    let mut stream = gateway.connect();
+    stream.send("GET", "/mcp", &[("accept", "text/event-stream"), ("mcp-session-id", session)]);
+    assert_eq!(stream.head(), 200);
+    let started = Instant::now();
+    gateway.signal("TERM");
+    assert!(gateway.wait().success());
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
 /// Two calls in four seconds, and a client of another language: how it was shown
