@@ -1,4 +1,5 @@
 use super::*;
+use crate::algorithm::Amount;
 use crate::algorithm::tests::counting;
 use crate::algorithm::vectors::{Player, play_all};
 
@@ -217,4 +218,18 @@ fn keys_of_different_shards_are_checked_together() {
             "all 20,000 were counted"
         );
     }
+}
+
+/// One of four replicas.
+const QUARTER: Share = Share { numerator: 1, denominator: 4 };
+
+#[test]
+fn a_replica_with_a_share_of_a_bucket_has_its_share_of_what_has_come_back() {
+    let rule = Rule { kind: Kind::TokenBucket { refill: 100 }, limit: 100, window: 60_000, ..RULE };
+    let table = LocalTable::new(10);
+    let full_for_80 = State::Counting { amount: Amount::of(80 * 60_000), mark: 0 };
+    table.mirror(&asked("a", rule), said(full_for_80, false), 0);
+    let left = |now| table.peek(&asked("a", rule), QUARTER, now).outcome.remaining;
+    // Nobody asks, and a token comes back each 600 ms: 80, 60, 20, 0 are taken.
+    assert_eq!([0, 12_000, 36_000, 48_000].map(left), [5, 10, 20, 25]);
 }
