@@ -94,13 +94,14 @@ impl Slot {
     /// Answers with the rule that is in force for this replica's share.
     pub(super) fn bring_to(&mut self, rule: &Rule, share: Share, now: Millis) -> Rule {
         self.adopt_window(rule, now);
-        let State::Counting { mark, .. } = self.state else {
+        let State::Counting { amount: before, mark } = self.state else {
             self.state = rule.at(self.state, now);
             if self.state == State::Idle {
                 self.forget_window();
             }
             return share.of_rule(rule, 0);
         };
+        let told_before = self.ledger.told.unwrap_or_default();
         self.ledger.age(rule, mark, now);
         // What Redis said of a window that is over does not count.
         let told = match (self.ledger.told, rule.at(self.state, now)) {
@@ -108,7 +109,17 @@ impl Slot {
             _ => 0,
         };
         let in_force = share.of_rule(rule, told);
-        self.state = in_force.at(self.state, now);
+        if in_force.kind == rule.kind {
+            self.state = in_force.at(self.state, now);
+        } else {
+            // What Redis has told of leaks as fast as there, and first; what this
+            // replica has added leaks with its share.
+            let gone = rule.end(State::Counting { amount: told_before, mark }).unwrap_or(mark).min(now);
+            let own = Amount::of(before.current.saturating_sub(told_before.current));
+            let own = in_force.at(State::Counting { amount: own, mark: gone }, now).amount();
+            let amount = self.ledger.told.unwrap_or_default().plus(own);
+            self.state = rule.at(State::Counting { amount, mark: mark.max(now) }, now);
+        }
         if self.state == State::Idle {
             self.forget_window();
         }
