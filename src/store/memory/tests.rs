@@ -233,3 +233,24 @@ fn a_replica_with_a_share_of_a_bucket_has_its_share_of_what_has_come_back() {
     // Nobody asks, and a token comes back each 600 ms: 80, 60, 20, 0 are taken.
     assert_eq!([0, 12_000, 36_000, 48_000].map(left), [5, 10, 20, 25]);
 }
+
+/// What Redis says of a place that it holds for nothing that is counted.
+fn holds(state: State) -> Said {
+    Said { state, charged: 0, refused: false, reserved: true, generation: 1, resets: 0 }
+}
+
+fn reserving(table: &LocalTable, cost: u64, time: Millis) -> Asked<'static> {
+    let wide = Rule { limit: 100, window: 60_000, ..RULE };
+    Asked { cost, act: Act::Reserve, reservation: Some((table.marker(), time)), ..asked("a", wide) }
+}
+
+#[test]
+fn places_that_nobody_settles_do_not_pile_up_while_redis_answers() {
+    let table = LocalTable::new(10);
+    for now in 0..1_000 {
+        table.mirror(&reserving(&table, 1, 10), &holds(State::Idle), now);
+    }
+    let shard = table.shards[0].lock().unwrap();
+    let held = shard.slots.iter().next().unwrap().1.open.as_ref().unwrap().len();
+    assert!(held <= 11, "{held} are remembered, of which 10 have not lapsed");
+}
