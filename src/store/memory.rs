@@ -313,7 +313,7 @@ impl LocalTable {
         };
         slot.ledger = Ledger { told_by: said.generation, ..merged.ledger };
         if let Some(open) = open {
-            slot.reserve(open);
+            slot.reserve(open, now);
         }
         // A policy that blocks must see each refusal that may start its block.
         slot.denied = said.refused && (rule.block == 0 || matches!(state, State::Blocked { .. }));

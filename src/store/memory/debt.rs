@@ -159,8 +159,11 @@ impl Slot {
         sum
     }
 
-    pub(super) fn reserve(&mut self, open: Open) {
-        self.open.get_or_insert_default().push(open);
+    pub(super) fn reserve(&mut self, open: Open, now: Millis) {
+        let held = self.open.get_or_insert_default();
+        // Here, for while Redis answers nothing else looks at them.
+        held.retain(|held| now < held.lapses);
+        held.push(open);
     }
 
     /// Redis has given back what it had told of.

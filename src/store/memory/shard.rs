@@ -135,7 +135,7 @@ impl Shard {
             Stored::In(slot) => {
                 slot.charged(change.before, charged);
                 if let Some(open) = change.open {
-                    slot.reserve(open);
+                    slot.reserve(open, change.now);
                 }
                 if charged != Charged::Here {
                     table.remember_debts();
