@@ -254,3 +254,18 @@ fn places_that_nobody_settles_do_not_pile_up_while_redis_answers() {
     let held = shard.slots.iter().next().unwrap().1.open.as_ref().unwrap().len();
     assert!(held <= 11, "{held} are remembered, of which 10 have not lapsed");
 }
+
+#[test]
+fn what_was_charged_here_survives_an_answer_of_before_that_knows_of_nothing() {
+    let table = LocalTable::new(10);
+    let unknown = Asked { policy: 8, ..asked("a", RULE) };
+    // Redis was asked to hold a place, or to settle one for nothing. Meanwhile:
+    table.check(&[Asked { act: Act::Charge, ..reserving(&table, 1, 10) }], Share::WHOLE, Charged::Unsent, 0);
+    table.check(&[unknown], Share::WHOLE, Charged::Unknown, 0);
+    table.mirror(&reserving(&table, 1, 10), &holds(State::Idle), 1);
+    table.mirror(&unknown, &holds(State::Idle), 1);
+    let owed = table.owed(&reserving(&table, 1, 10), 1, 2).map(|debt| debt.delta.current);
+    assert_eq!(owed, Some(1), "it surely never came to Redis");
+    let owed = table.owed(&unknown, 1, 2).map(|debt| debt.floor.current);
+    assert_eq!(owed, Some(1), "it may never have come there");
+}
