@@ -274,6 +274,8 @@ impl Known {
             (_, state @ State::Counting { amount, .. }) => {
                 Self { state, ledger: Ledger { told: Some(amount), floor: amount, ..Ledger::default() } }
             }
+            // Asked before this process had charged what Redis is still to be told.
+            (State::Counting { .. }, State::Idle) if !self.ledger.is_even() => self,
             (_, State::Idle) => Self::default(),
         }
     }
