@@ -269,3 +269,21 @@ fn what_was_charged_here_survives_an_answer_of_before_that_knows_of_nothing() {
     let owed = table.owed(&unknown, 1, 2).map(|debt| debt.floor.current);
     assert_eq!(owed, Some(1), "it may never have come there");
 }
+
+#[test]
+fn a_bucket_is_denied_no_longer_than_its_client_was_told() {
+    let rule = Rule { kind: Kind::TokenBucket { refill: 1 }, limit: 1, window: 1_000, ..RULE };
+    let level = |current, mark| State::Counting { amount: Amount::of(current), mark };
+    let table = LocalTable::new(10);
+    // Charged at 0, of which the answer was under way for 80 ms. That of the next
+    // one was quick, and told its client 919 ms.
+    table.mirror(&asked("a", rule), said(level(1_000, 80), false), 80);
+    table.mirror(&asked("a", rule), said(level(919, 81), true), 81);
+    assert!(table.denial(&asked("a", rule), 999).is_some());
+    assert_eq!(table.denial(&asked("a", rule), 1_000), None);
+    // As well where the delay is worth more than a token.
+    let fast = Rule { kind: Kind::TokenBucket { refill: 100 }, limit: 1, ..rule };
+    table.mirror(&asked("b", fast), said(level(1_000, 80), false), 80);
+    table.mirror(&asked("b", fast), said(level(500, 80), true), 80);
+    assert_eq!(table.denial(&asked("b", fast), 85), None);
+}
