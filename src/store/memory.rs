@@ -302,6 +302,10 @@ impl LocalTable {
         });
         let merged = known.merge(said, rule, now);
         let (state, end) = (merged.state, rule.end(merged.state));
+        // A client was told the wait of what Redis counts. Where more is known here,
+        // the wait is longer, unless it is for the end of a window.
+        let is_told = rule.kind == Kind::FixedWindow
+            || state.amount().is_within(rule.at(said.state, now).amount());
         let rank =
             if said.refused { Rank::Refused } else { Rank::after(&algorithm::peek(rule, state, 0, now)) };
         // Held here too: it counts where this process is left alone with it.
@@ -316,7 +320,7 @@ impl LocalTable {
             slot.reserve(open, now);
         }
         // A policy that blocks must see each refusal that may start its block.
-        slot.denied = said.refused && (rule.block == 0 || matches!(state, State::Blocked { .. }));
+        slot.denied = said.refused && is_told && (rule.block == 0 || matches!(state, State::Blocked { .. }));
     }
 
     /// What must be sent in front of an identity's next check on a connection,

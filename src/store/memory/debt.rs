@@ -305,6 +305,16 @@ impl Known {
                 amount = rule.age(amount, Amount::default(), said_mark, said_mark).0;
                 said_mark = mark;
             }
+            // An older answer that was longer under way leaks later here. What is
+            // less than a token is no charge.
+            Kind::TokenBucket { .. }
+                if said.refused
+                    && ledger.is_even()
+                    && ledger.floor.current.saturating_sub(amount.current) < rule.window =>
+            {
+                let state = State::Counting { amount, mark: said_mark };
+                return Self { state, ledger: Ledger { told: Some(amount), floor: amount, ..*ledger } };
+            }
             _ => {}
         }
         // What Redis has counted now comes on top of a floor that it has not
