@@ -24,7 +24,7 @@ use crate::rules::{CountIf, ResponseHead};
 /// answer. In the extensions of requests under a policy that
 /// [reserves](crate::Policy::reserve_for), unless it
 /// [counts by the response](crate::rules::Limit::count_if). Clones are one
-/// handle.
+/// handle. In nested layers it settles what each of them holds.
 ///
 /// It is settled once: by [`settle`](Self::settle), or for the sum of what was
 /// [reported](Self::report) when the response body has ended or was dropped. If
@@ -47,6 +47,8 @@ pub struct Settlement(Arc<Usage>);
 struct Usage {
     limiter: RateLimiter,
     open: Mutex<Open>,
+    /// That of a layer further out, in the place of which a handler finds this one.
+    outer: Option<Settlement>,
 }
 
 struct Open {
@@ -56,8 +58,8 @@ struct Open {
 }
 
 impl Settlement {
-    fn new(limiter: RateLimiter, held: Charges) -> Self {
-        Self(Arc::new(Usage { limiter, open: Mutex::new(Open { held, reported: None }) }))
+    fn new(limiter: RateLimiter, held: Charges, outer: Option<Self>) -> Self {
+        Self(Arc::new(Usage { limiter, open: Mutex::new(Open { held, reported: None }), outer }))
     }
 
     /// Adds to what the request costs. Charged when the response body has ended
@@ -66,6 +68,10 @@ impl Settlement {
     pub fn report(&self, amount: u64) {
         let mut open = self.open();
         open.reported = Some(open.reported.unwrap_or(0).saturating_add(amount));
+        drop(open);
+        if let Some(outer) = &self.0.outer {
+            outer.report(amount);
+        }
     }
 
     /// Charges `actual` now, in place of the reservation and of all that was
@@ -73,6 +79,13 @@ impl Settlement {
     /// Redis.
     #[expect(clippy::must_use_candidate, reason = "most callers settle once, and know it")]
     pub fn settle(&self, actual: u64) -> bool {
+        if let Some(outer) = &self.0.outer {
+            outer.settle(actual);
+        }
+        self.settle_here(actual)
+    }
+
+    fn settle_here(&self, actual: u64) -> bool {
         let held = std::mem::take(&mut self.open().held);
         // Nobody waits for it: it goes on by itself.
         drop(self.0.limiter.settle(&held, |_| actual));
@@ -83,7 +96,8 @@ impl Settlement {
     fn end(&self) {
         let reported = self.open().reported;
         if let Some(reported) = reported {
-            self.settle(reported);
+            // A layer further out hears of the end by itself.
+            self.settle_here(reported);
         }
     }
 
@@ -114,6 +128,7 @@ impl Held {
         limiter: &RateLimiter,
         charges: &Charges,
         counts: &[Option<CountIf>],
+        outer: Option<&Settlement>,
     ) -> Option<Box<Self>> {
         let mut counted = ArrayVec::new();
         let mut used = Charges::new();
@@ -126,7 +141,8 @@ impl Held {
         if counted.is_empty() && used.is_empty() {
             return None;
         }
-        let usage = (!used.is_empty()).then(|| UntilTheEnd(Settlement::new(limiter.clone(), used)));
+        let usage = (!used.is_empty())
+            .then(|| UntilTheEnd(Settlement::new(limiter.clone(), used, outer.cloned())));
         Some(Box::new(Self { counted: Counted { limiter: limiter.clone(), lines: counted }, usage }))
     }
 

@@ -181,7 +181,8 @@ impl Shared {
         if decision.is_allowed() {
             let in_request = self.decision_in_request;
             let held = passed.reserves.filter(|_| decision.is_counted());
-            let held = held.and_then(|held| Held::of(&self.limiter, &held.charges, &held.counts));
+            let outer = head.extensions().get();
+            let held = held.and_then(|held| Held::of(&self.limiter, &held.charges, &held.counts, outer));
             return Admission::Forward(Some(Shown { decision, held, mark: passed.mark, in_request }));
         }
         let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);
