@@ -1,9 +1,11 @@
 //! Several layers around one request, and several policies in one layer.
 
 use axum::{Extension, Router, routing};
+use http::StatusCode;
 use tower::{Layer as _, ServiceExt as _};
 use tower_ratelimit::identity::{Constant, Header};
 use tower_ratelimit::middleware::{Missing, RateLimitLayerBuilder, Settlement};
+use tower_ratelimit::rules::Limit;
 use tower_ratelimit::{Key, Policy, Rate, RateLimitLayer, RateLimiter};
 
 use crate::harness::{Answer, Handler, Limited, Seen, ask, fixed, from, get, limiter, named, secs};
@@ -281,4 +283,17 @@ async fn what_a_handler_reports_is_charged_by_each_layer_around_it() {
         let key = Key::ip("203.0.113.9".parse().unwrap());
         assert_eq!(limiter.peek(&policy, &key).await.used(), 12, "{name}");
     }
+}
+
+#[tokio::test]
+async fn the_tightest_policy_shows_after_another_one_has_got_its_place_back() {
+    let (limiter, ..) = limiter();
+    let failures = Limit::new(named("failures", 100, secs(60))).cost(10).count_if_status([StatusCode::CONFLICT]);
+    let layer = RateLimitLayer::builder(limiter)
+        .limit(failures)
+        .limit(Limit::new(named("all", 96, secs(60))))
+        .build()
+        .unwrap();
+    let app = layer.layer(Handler::new());
+    assert_eq!(shown(&ask(&app, from("203.0.113.9")).await), (200, Some(96), Some(95)));
 }
