@@ -120,7 +120,8 @@ impl Decision {
 
     /// What each policy of the check made of it, in order, this one among them.
     ///
-    /// All of them where a layer has refused, and where it writes the
+    /// All of them where a layer has refused, where one of them
+    /// [reserves](crate::Policy::reserve_for), and where it writes the
     /// [standard fields](crate::middleware::RateLimitLayerBuilder::standard_fields);
     /// otherwise this one alone, as a list would have to be allocated.
     pub fn each_policy(&self) -> &[Self] {
@@ -138,10 +139,14 @@ impl Decision {
         let newest = |part: &Self| {
             after.each_policy().iter().find(|new| new.policy == part.policy).unwrap_or(part).clone()
         };
-        let each = self.each.as_ref().map(|each| each.iter().map(newest).collect());
+        let each: Option<Arc<[Self]>> = self.each.as_ref().map(|each| each.iter().map(newest).collect());
+        if let Some(each) = each {
+            let rank = |part: &&Self| (!part.shadow, part.outcome.tightness());
+            let tightest = each.iter().max_by_key(rank).unwrap_or(&after).clone();
+            return Self { each: Some(each), ..tightest };
+        }
         let decides = after.policy == self.policy || after.is_tighter_than(&self);
-        let decided = if decides { after } else { self };
-        Self { each, ..decided }
+        if decides { after } else { self }
     }
 
     /// Whether a client that was told this has nothing to gain from an

@@ -111,7 +111,9 @@ impl Shared {
         if charges.is_empty() {
             return Admission::Forward(None);
         }
-        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
+        // What is given back after the response may leave another one the tightest.
+        let reserves = charges.iter().any(|charge| charge.policy().policy().reservation().is_some());
+        let listing = if self.fields.standard || reserves { Listing::Always } else { Listing::OnRefusal };
         charges.iter_mut().for_each(|charge| charge.list(listing));
         let may_nest = self.services.load(Ordering::Relaxed) > 1
             || charges.iter().any(|charge| charge.policy().layers() > 1);
