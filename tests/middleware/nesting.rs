@@ -297,3 +297,20 @@ async fn the_tightest_policy_shows_after_another_one_has_got_its_place_back() {
     let app = layer.layer(Handler::new());
     assert_eq!(shown(&ask(&app, from("203.0.113.9")).await), (200, Some(96), Some(95)));
 }
+
+#[tokio::test]
+async fn a_shadow_policy_that_would_have_refused_counts_no_answer() {
+    let (limiter, ..) = limiter();
+    let policy = || named("failures", 2, secs(60)).shadow().reserve_for(secs(60));
+    let layer = RateLimitLayer::builder(limiter.clone())
+        .limit(Limit::new(policy()).count_if_status([StatusCode::OK]))
+        .build()
+        .unwrap();
+    let app = layer.layer(Handler::new());
+    for _ in 0..5 {
+        assert_eq!(ask(&app, from("203.0.113.9")).await.status, 200);
+    }
+    let key = Key::ip("203.0.113.9".parse().unwrap());
+    let seen = limiter.peek(&limiter.policy(policy()).unwrap(), &key).await;
+    assert_eq!(seen.used(), 2, "as it would be if it were enforced");
+}
