@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Millis;
+use crate::limiter::PolicyHandle;
 
 /// The answer of one check: allowed or refused, by which policy, and the
 /// numbers of that policy.
@@ -126,6 +127,14 @@ impl Decision {
     /// otherwise this one alone, as a list would have to be allocated.
     pub fn each_policy(&self) -> &[Self] {
         self.each.as_deref().unwrap_or(std::slice::from_ref(self))
+    }
+
+    /// Whether this policy, in shadow mode, would have refused: it holds nothing
+    /// then, and what the request comes to is not for it to count.
+    pub(crate) fn refused(&self, policy: &PolicyHandle) -> bool {
+        let name = policy.policy().name();
+        let mut parts = self.each_policy().iter().filter(|part| &*part.policy == name).peekable();
+        parts.peek().is_some() && parts.all(|part| part.outcome.refusal.is_some())
     }
 
     /// The policies that refuse a request, each with its own wait.

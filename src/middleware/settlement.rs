@@ -128,11 +128,13 @@ impl Held {
         limiter: &RateLimiter,
         charges: &Charges,
         counts: &[Option<CountIf>],
+        decision: &Decision,
         outer: Option<&Settlement>,
     ) -> Option<Box<Self>> {
         let mut counted = ArrayVec::new();
         let mut used = Charges::new();
-        for (charge, count_if) in charges.iter().zip(counts).filter(|(charge, _)| charge.is_reserved()) {
+        let held = |charge: &Charge| charge.is_reserved() && !decision.refused(charge.policy());
+        for (charge, count_if) in charges.iter().zip(counts).filter(|(charge, _)| held(charge)) {
             match count_if {
                 Some(count_if) => counted.push((charge.clone(), count_if.clone())),
                 None => used.push(charge.clone()),
