@@ -199,3 +199,14 @@ async fn a_block_that_was_lifted_stays_lifted_when_the_rules_change_again() {
     assert_eq!(ruled.admits(|| ask("POST", "/")).await, 3);
     assert_eq!(ruled.ask(ask("POST", "/")).await.retry_after, Some(300), "by the rule that applies");
 }
+
+#[test]
+fn a_plan_says_that_counts_start_anew_under_the_key_of_a_policy_that_reserves() {
+    let login = || RuleSet::new().otherwise(minute("login", 5));
+    let failed = || RuleSet::new().otherwise(Limit::new(minute("login", 5)).count_if_status([]));
+    for (before, after) in [(login(), failed()), (failed(), login())] {
+        let plan = Ruled::by(before).live.plan(after).unwrap();
+        let step = plan.steps().find(|step| step.starts_with("login:")).unwrap().to_owned();
+        assert!(step.ends_with(", counts start anew"), "{step}");
+    }
+}
