@@ -154,7 +154,9 @@ impl Inner {
                 self.local.paid(&asked, debt.marker, sent.generation);
             }
             let (before, open) = counted[i];
-            let reserved = line.open > open;
+            // What was late is held here already, if this process has admitted it, and
+            // may have been settled since.
+            let reserved = in_time && line.open > open;
             if line.state.is_nothing(line.rule.kind) && !reserved && charge.act.asks() {
                 continue;
             }
