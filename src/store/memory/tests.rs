@@ -287,3 +287,35 @@ fn a_bucket_is_denied_no_longer_than_its_client_was_told() {
     table.mirror(&asked("b", fast), said(level(500, 80), true), 80);
     assert_eq!(table.denial(&asked("b", fast), 85), None);
 }
+
+#[test]
+fn a_request_that_found_no_room_is_charged_once_when_it_is_settled() {
+    let table = LocalTable::new(0);
+    let request = reserving(&table, 40, 1_000);
+    check(&table, request, 0);
+    check(&table, Asked { act: Act::Settle, cost: 10, ..request }, 1);
+    let used = table.peek(&request, Share::WHOLE, 2).outcome.used;
+    assert!(used <= 40, "it came to 10, and {used} are counted");
+}
+
+#[test]
+fn retry_after_is_true_for_a_share() {
+    let wide = Rule { limit: 100, window: 60_000, ..RULE };
+    let of = |current, previous| Amount { current, previous };
+    let cases = [
+        (wide, State::Counting { amount: of(80, 0), mark: 60_000 }),
+        (Rule { kind: Kind::SlidingWindow, ..wide }, State::Counting { amount: of(10, 80), mark: 60_000 }),
+        (
+            Rule { kind: Kind::TokenBucket { refill: 100 }, ..wide },
+            State::Counting { amount: of(80 * 60_000, 0), mark: 0 },
+        ),
+    ];
+    for (rule, state) in cases {
+        let table = LocalTable::new(10);
+        table.mirror(&asked("a", rule), &holds(state), 0);
+        let check = |now| table.check(&[asked("a", rule)], QUARTER, Charged::Unsent, now)[0].outcome;
+        let wait = (0..30).find_map(|_| check(0).retry_after_ms).unwrap();
+        assert!(check(wait - 1).refusal.is_some(), "{rule:?}, one tick earlier");
+        assert_eq!(check(wait).refusal, None, "{rule:?}, after {wait} ms");
+    }
+}
