@@ -143,8 +143,8 @@ impl Held {
         if counted.is_empty() && used.is_empty() {
             return None;
         }
-        let usage = (!used.is_empty())
-            .then(|| UntilTheEnd(Settlement::new(limiter.clone(), used, outer.cloned())));
+        let usage =
+            (!used.is_empty()).then(|| UntilTheEnd(Settlement::new(limiter.clone(), used, outer.cloned())));
         Some(Box::new(Self { counted: Counted { limiter: limiter.clone(), lines: counted }, usage }))
     }
 

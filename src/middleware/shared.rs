@@ -184,8 +184,8 @@ impl Shared {
             let in_request = self.decision_in_request;
             let held = passed.reserves.filter(|_| decision.is_counted());
             let outer = head.extensions().get();
-            let held = held
-                .and_then(|held| Held::of(&self.limiter, &held.charges, &held.counts, &decision, outer));
+            let held =
+                held.and_then(|held| Held::of(&self.limiter, &held.charges, &held.counts, &decision, outer));
             return Admission::Forward(Some(Shown { decision, held, mark: passed.mark, in_request }));
         }
         let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);

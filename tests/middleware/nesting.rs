@@ -288,7 +288,8 @@ async fn what_a_handler_reports_is_charged_by_each_layer_around_it() {
 #[tokio::test]
 async fn the_tightest_policy_shows_after_another_one_has_got_its_place_back() {
     let (limiter, ..) = limiter();
-    let failures = Limit::new(named("failures", 100, secs(60))).cost(10).count_if_status([StatusCode::CONFLICT]);
+    let failures =
+        Limit::new(named("failures", 100, secs(60))).cost(10).count_if_status([StatusCode::CONFLICT]);
     let layer = RateLimitLayer::builder(limiter)
         .limit(failures)
         .limit(Limit::new(named("all", 96, secs(60))))

@@ -94,36 +94,33 @@ impl Slot {
     /// Answers with the rule that is in force for this replica's share.
     pub(super) fn bring_to(&mut self, rule: &Rule, share: Share, now: Millis) -> Rule {
         self.adopt_window(rule, now);
-        let State::Counting { amount: before, mark } = self.state else {
-            self.state = rule.at(self.state, now);
-            if self.state == State::Idle {
-                self.forget_window();
-            }
-            return share.of_rule(rule, 0);
-        };
-        let told_before = self.ledger.told.unwrap_or_default();
-        self.ledger.age(rule, mark, now);
-        // What Redis said of a window that is over does not count.
-        let told = match (self.ledger.told, rule.at(self.state, now)) {
-            (Some(amount), State::Counting { mark, .. }) => rule.used(State::Counting { amount, mark }, now),
-            _ => 0,
-        };
-        let in_force = share.of_rule(rule, told);
-        if in_force.kind == rule.kind {
-            self.state = in_force.at(self.state, now);
-        } else {
-            // What Redis has told of leaks as fast as there, and first; what this
-            // replica has added leaks with its share.
-            let gone = rule.end(State::Counting { amount: told_before, mark }).unwrap_or(mark).min(now);
-            let own = Amount::of(before.current.saturating_sub(told_before.current));
-            let own = in_force.at(State::Counting { amount: own, mark: gone }, now).amount();
-            let amount = self.ledger.told.unwrap_or_default().plus(own);
-            self.state = rule.at(State::Counting { amount, mark: mark.max(now) }, now);
-        }
+        let in_force;
+        (in_force, self.state) = aged(self.state, &mut self.ledger, rule, share, now);
         if self.state == State::Idle {
             self.forget_window();
         }
         in_force
+    }
+
+    /// How long after `now`, to which the slot was brought, a cost is admitted that
+    /// is refused now. The limit in force falls with what Redis has told of, so
+    /// that it is looked for. `None` for one that this replica never admits.
+    pub(super) fn wait(&self, rule: &Rule, share: Share, cost: u64, now: Millis) -> Option<Millis> {
+        let admits = |wait: Millis| {
+            let then = now.saturating_add(wait);
+            let (in_force, state) = aged(self.state, &mut self.ledger.clone(), rule, share, then);
+            in_force.used(state, then).saturating_add(cost.max(1)) <= in_force.limit
+        };
+        let longest = share.of_rule(rule, 0).end(self.state)?.saturating_sub(now);
+        let (mut refused, mut admitted) = (0, longest.saturating_add(rule.window));
+        if !admits(admitted) {
+            return None;
+        }
+        while admitted - refused > 1 {
+            let middle = refused + (admitted - refused) / 2;
+            if admits(middle) { admitted = middle } else { refused = middle }
+        }
+        Some(admitted)
     }
 
     /// As in Redis, a window that was longer before is cut to the present one,
@@ -249,6 +246,32 @@ impl Slot {
         }
         ledger.told_by = generation;
     }
+}
+
+/// What is left at `now` of a state and of what is known of it, and the rule that
+/// is in force then for this replica's share.
+fn aged(state: State, ledger: &mut Ledger, rule: &Rule, share: Share, now: Millis) -> (Rule, State) {
+    let State::Counting { amount: before, mark } = state else {
+        return (share.of_rule(rule, 0), rule.at(state, now));
+    };
+    let told_before = ledger.told.unwrap_or_default();
+    ledger.age(rule, mark, now);
+    // What Redis said of a window that is over does not count.
+    let told = match (ledger.told, rule.at(state, now)) {
+        (Some(amount), State::Counting { mark, .. }) => rule.used(State::Counting { amount, mark }, now),
+        _ => 0,
+    };
+    let in_force = share.of_rule(rule, told);
+    if in_force.kind == rule.kind {
+        return (in_force, in_force.at(state, now));
+    }
+    // What Redis has told of leaks as fast as there, and first; what this replica
+    // has added leaks with its share.
+    let gone = rule.end(State::Counting { amount: told_before, mark }).unwrap_or(mark).min(now);
+    let own = Amount::of(before.current.saturating_sub(told_before.current));
+    let own = in_force.at(State::Counting { amount: own, mark: gone }, now).amount();
+    let amount = ledger.told.unwrap_or_default().plus(own);
+    (in_force, rule.at(State::Counting { amount, mark: mark.max(now) }, now))
 }
 
 /// What is known of an identity when Redis answers, or then.
