@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Millis;
+use crate::limiter::PolicyHandle;
 
 /// The answer of one check: allowed or refused, by which policy, and the
 /// numbers of that policy.
@@ -120,11 +121,20 @@ impl Decision {
 
     /// What each policy of the check made of it, in order, this one among them.
     ///
-    /// All of them where a layer has refused, and where it writes the
+    /// All of them where a layer has refused, where one of them
+    /// [reserves](crate::Policy::reserve_for), and where it writes the
     /// [standard fields](crate::middleware::RateLimitLayerBuilder::standard_fields);
     /// otherwise this one alone, as a list would have to be allocated.
     pub fn each_policy(&self) -> &[Self] {
         self.each.as_deref().unwrap_or(std::slice::from_ref(self))
+    }
+
+    /// Whether this policy, in shadow mode, would have refused: it holds nothing
+    /// then, and what the request comes to is not for it to count.
+    pub(crate) fn refused(&self, policy: &PolicyHandle) -> bool {
+        let name = policy.policy().name();
+        let mut parts = self.each_policy().iter().filter(|part| &*part.policy == name).peekable();
+        parts.peek().is_some() && parts.all(|part| part.outcome.refusal.is_some())
     }
 
     /// The policies that refuse a request, each with its own wait.
@@ -138,10 +148,14 @@ impl Decision {
         let newest = |part: &Self| {
             after.each_policy().iter().find(|new| new.policy == part.policy).unwrap_or(part).clone()
         };
-        let each = self.each.as_ref().map(|each| each.iter().map(newest).collect());
+        let each: Option<Arc<[Self]>> = self.each.as_ref().map(|each| each.iter().map(newest).collect());
+        if let Some(each) = each {
+            let rank = |part: &&Self| (!part.shadow, part.outcome.tightness());
+            let tightest = each.iter().max_by_key(rank).unwrap_or(&after).clone();
+            return Self { each: Some(each), ..tightest };
+        }
         let decides = after.policy == self.policy || after.is_tighter_than(&self);
-        let decided = if decides { after } else { self };
-        Self { each, ..decided }
+        if decides { after } else { self }
     }
 
     /// Whether a client that was told this has nothing to gain from an

@@ -131,7 +131,10 @@ impl Rule {
         match self.kind {
             Kind::FixedWindow | Kind::SlidingWindow => Self { limit, ..self },
             Kind::TokenBucket { refill } => {
-                let burst = u128::from(self.limit) * u128::from(limit) / u128::from(refill.max(1));
+                // Of nothing there is no proportion: a bucket as large as its limit then,
+                // as without a burst.
+                let (burst, refilled) = if refill == 0 { (1, 1) } else { (self.limit, refill) };
+                let burst = u128::from(burst) * u128::from(limit) / u128::from(refilled);
                 let largest = MAX_LIMIT / self.window;
                 let burst = u64::try_from(burst).unwrap_or(largest).clamp(limit.min(1), largest);
                 Self { kind: Kind::TokenBucket { refill: limit }, limit: burst, ..self }

@@ -223,6 +223,10 @@ fn another_limit_changes_the_burst_of_a_bucket_in_proportion() {
     let doubled = bucket.with_limit(20);
     assert_eq!((doubled.kind, doubled.limit), (Kind::TokenBucket { refill: 20 }, 60));
     assert_eq!(bucket.with_limit(0).limit, 0);
+    assert_eq!(
+        bucket.with_limit(0).with_limit(20),
+        Rule { kind: Kind::TokenBucket { refill: 20 }, limit: 20, ..bucket }
+    );
     let most = bucket.with_limit(u64::MAX);
     assert!(most.limit * most.window <= MAX_LIMIT);
     assert_eq!(fixed(30, 1_000, 0).with_limit(u64::MAX).limit, MAX_LIMIT);

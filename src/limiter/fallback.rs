@@ -157,7 +157,8 @@ impl Inner {
                 self.local.paid(&asked, debt.marker, sent.generation);
             }
             let (before, open) = counted[i];
-            // A late one may have been settled already.
+            // What was late is held here already, if this process has admitted it, and
+            // may have been settled since.
             let reserved = in_time && line.open > open;
             if line.state.is_nothing(line.rule.kind) && !reserved && charge.act.asks() {
                 continue;

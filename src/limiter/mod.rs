@@ -314,8 +314,11 @@ impl RateLimiter {
         // Shared with a layer that keeps the old rule, the name is not free.
         let goes = replaced.filter(|known| known.policy() != policy && known.layers() <= layers);
         let registration = self.0.registry.register_in_place_of(goes, policy, paired)?;
-        if let Some(replaced) = replaced.filter(|_| is_looser) {
-            registration.handle.pardon_before(self.0.clock.now(), replaced);
+        if let Some(replaced) = replaced {
+            registration.handle.pardon_as(replaced);
+            if is_looser {
+                registration.handle.pardon_before(self.0.clock.now(), replaced);
+            }
         }
         Ok(self.told(policy, registration))
     }

@@ -152,6 +152,15 @@ impl PolicyHandle {
         self.0.pardon.store(now.saturating_add(block).saturating_add(1), Ordering::Relaxed);
     }
 
+    /// Keeps lifted what was lifted before. Not where blocks are shorter now: those
+    /// that start next would end as early.
+    pub(crate) fn pardon_as(&self, replaced: &Self) {
+        let (now, then) = (self.0.rule.block, replaced.0.rule.block);
+        if now == 0 || now >= then {
+            self.0.pardon.fetch_max(replaced.pardon(), Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn id(&self) -> PolicyId {
         self.0.id
     }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use arrayvec::ArrayVec;
 
-use super::{Charge, Charges, Check, RateLimiter, distinct};
+use super::{Charge, Charges, Check, Listing, RateLimiter, distinct};
 use crate::algorithm::Act;
 use crate::decision::{Decision, Source};
 use crate::policy::MAX_POLICIES;
@@ -96,9 +96,11 @@ impl RateLimiter {
     pub async fn reserve<const N: usize>(&self, charges: [Charge; N]) -> Reserved {
         const { assert!(N >= 1 && N <= MAX_POLICIES, "a check takes 1 to 8 policies") };
         self.let_others_run().await;
-        let charges: Charges = distinct(charges).into_iter().map(|charge| charge.reserve(self)).collect();
+        let mut charges: Charges = distinct(charges).into_iter().map(|charge| charge.reserve(self)).collect();
+        charges.iter_mut().for_each(|charge| charge.list(Listing::Always));
         let decision = self.begin(&charges).await;
-        let held = if decision.is_allowed() { charges } else { ArrayVec::new() };
+        let mut held = if decision.is_allowed() { charges } else { ArrayVec::new() };
+        held.retain(|charge| !decision.refused(&charge.policy));
         Reserved { limiter: self.clone(), decision, held }
     }
 

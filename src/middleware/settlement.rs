@@ -24,7 +24,7 @@ use crate::rules::{CountIf, ResponseHead};
 /// answer. In the extensions of requests under a policy that
 /// [reserves](crate::Policy::reserve_for), unless it
 /// [counts by the response](crate::rules::Limit::count_if). Clones are one
-/// handle.
+/// handle. In nested layers it settles what each of them holds.
 ///
 /// It is settled once: by [`settle`](Self::settle), or for the sum of what was
 /// [reported](Self::report) when the response body has ended or was dropped. If
@@ -49,6 +49,8 @@ struct Usage {
     /// Who has admitted it, and so holds the place.
     admitted: Source,
     open: Mutex<Open>,
+    /// That of a layer further out, in the place of which a handler finds this one.
+    outer: Option<Settlement>,
 }
 
 struct Open {
@@ -58,8 +60,8 @@ struct Open {
 }
 
 impl Settlement {
-    fn new(limiter: RateLimiter, admitted: Source, held: Charges) -> Self {
-        Self(Arc::new(Usage { limiter, admitted, open: Mutex::new(Open { held, reported: None }) }))
+    fn new(limiter: RateLimiter, admitted: Source, held: Charges, outer: Option<Self>) -> Self {
+        Self(Arc::new(Usage { limiter, admitted, open: Mutex::new(Open { held, reported: None }), outer }))
     }
 
     /// Adds to what the request costs. Charged when the response body has ended
@@ -68,6 +70,10 @@ impl Settlement {
     pub fn report(&self, amount: u64) {
         let mut open = self.open();
         open.reported = Some(open.reported.unwrap_or(0).saturating_add(amount));
+        drop(open);
+        if let Some(outer) = &self.0.outer {
+            outer.report(amount);
+        }
     }
 
     /// Charges `actual` now, in place of the reservation and of all that was
@@ -75,6 +81,13 @@ impl Settlement {
     /// Redis.
     #[expect(clippy::must_use_candidate, reason = "most callers settle once, and know it")]
     pub fn settle(&self, actual: u64) -> bool {
+        if let Some(outer) = &self.0.outer {
+            outer.settle(actual);
+        }
+        self.settle_here(actual)
+    }
+
+    fn settle_here(&self, actual: u64) -> bool {
         let held = std::mem::take(&mut self.open().held);
         // Nobody waits for it: it goes on by itself.
         drop(self.0.limiter.settle(&held, self.0.admitted, |_| actual));
@@ -85,7 +98,8 @@ impl Settlement {
     fn end(&self) {
         let reported = self.open().reported;
         if let Some(reported) = reported {
-            self.settle(reported);
+            // A layer further out hears of the end by itself.
+            self.settle_here(reported);
         }
     }
 
@@ -114,13 +128,15 @@ impl Held {
     /// What an admitted request holds, `None` for nothing.
     pub(super) fn of(
         limiter: &RateLimiter,
-        admitted: Source,
         charges: &Charges,
         counts: &[Option<CountIf>],
+        decision: &Decision,
+        outer: Option<&Settlement>,
     ) -> Option<Box<Self>> {
         let mut counted = ArrayVec::new();
         let mut used = Charges::new();
-        for (charge, count_if) in charges.iter().zip(counts).filter(|(charge, _)| charge.is_reserved()) {
+        let held = |charge: &Charge| charge.is_reserved() && !decision.refused(charge.policy());
+        for (charge, count_if) in charges.iter().zip(counts).filter(|(charge, _)| held(charge)) {
             match count_if {
                 Some(count_if) => counted.push((charge.clone(), count_if.clone())),
                 None => used.push(charge.clone()),
@@ -129,11 +145,11 @@ impl Held {
         if counted.is_empty() && used.is_empty() {
             return None;
         }
-        let usage = (!used.is_empty()).then(|| UntilTheEnd(Settlement::new(limiter.clone(), admitted, used)));
-        Some(Box::new(Self {
-            counted: Counted { limiter: limiter.clone(), admitted, lines: counted },
-            usage,
-        }))
+        let admitted = decision.source();
+        let usage = (!used.is_empty())
+            .then(|| UntilTheEnd(Settlement::new(limiter.clone(), admitted, used, outer.cloned())));
+        let counted = Counted { limiter: limiter.clone(), admitted, lines: counted };
+        Some(Box::new(Self { counted, usage }))
     }
 
     /// For the handler.

@@ -111,7 +111,9 @@ impl Shared {
         if charges.is_empty() {
             return Admission::Forward(None);
         }
-        let listing = if self.fields.standard { Listing::Always } else { Listing::OnRefusal };
+        // What is given back after the response may leave another one the tightest.
+        let reserves = charges.iter().any(|charge| charge.policy().policy().reservation().is_some());
+        let listing = if self.fields.standard || reserves { Listing::Always } else { Listing::OnRefusal };
         charges.iter_mut().for_each(|charge| charge.list(listing));
         let may_nest = self.services.load(Ordering::Relaxed) > 1
             || charges.iter().any(|charge| charge.policy().layers() > 1);
@@ -181,8 +183,9 @@ impl Shared {
         if decision.is_allowed() {
             let in_request = self.decision_in_request;
             let held = passed.reserves.filter(|_| decision.is_counted());
+            let outer = head.extensions().get();
             let held =
-                held.and_then(|held| Held::of(&self.limiter, decision.source(), &held.charges, &held.counts));
+                held.and_then(|held| Held::of(&self.limiter, &held.charges, &held.counts, &decision, outer));
             return Admission::Forward(Some(Shown { decision, held, mark: passed.mark, in_request }));
         }
         let known = passed.notes.contains(Notes::UNTRUSTED_FORWARDED);

@@ -135,10 +135,14 @@ fn changes(name: &str, then: &[Use<'_>], now: &[Use<'_>]) -> Option<String> {
         }
     }
     let any_paired = |uses: &[Use<'_>]| uses.iter().any(|used| used.paired);
+    let reserves = |uses: &[Use<'_>]| uses.iter().any(|used| used.limit.policy.reservation().is_some());
     if any_paired(now) && !any_paired(then) {
         changed.push("checked together with others".to_owned());
-        anew = true;
+        anew |= !reserves(then);
     }
+    // A policy that reserves has a hash tag in its keys; one that was paired keeps
+    // it, one that has reserved does not.
+    anew |= !any_paired(then) && !any_paired(now) && reserves(then) != reserves(now);
     let counts = if anew { "counts start anew" } else { "counts kept" };
     (!changed.is_empty()).then(|| format!("{name}: {}, {counts}", changed.join(", ")))
 }

@@ -185,9 +185,10 @@ impl LocalTable {
         for (i, asked) in asked.iter().enumerate() {
             let Place { guard, hash } = locked.places[i];
             let shard = &mut locked.guards[guard];
-            answers.push(Answer::new(asked, lines[i].rule.limit, outcomes[i]));
             // Looked up again: making room for the one before may have moved it.
             let position = shard.position(hash, asked);
+            let outcome = shard.with_wait(position, asked, share, outcomes[i], now);
+            answers.push(Answer::new(asked, lines[i].rule.limit, outcome));
             let played = Played { before: &before[i], after: &lines[i], outcome: &outcomes[i], now };
             self.write(&mut overflow, shard, (position, hash), asked, &played, charged);
         }
@@ -205,6 +206,7 @@ impl LocalTable {
         // Replaced by the one outcome of the one line.
         let mut outcome = algorithm::peek(&asked.rule, State::Idle, 0, now);
         algorithm::step(&mut lines, now, |only| outcome = only);
+        let outcome = shard.with_wait(position, asked, share, outcome, now);
         let played = Played { before: &before, after: &lines[0], outcome: &outcome, now };
         self.write(&mut overflow, &mut shard, (position, hash), asked, &played, charged);
         Answer::new(asked, lines[0].rule.limit, outcome)
@@ -302,6 +304,10 @@ impl LocalTable {
         });
         let merged = known.merge(said, rule, now);
         let (state, end) = (merged.state, rule.end(merged.state));
+        // A client was told the wait of what Redis counts. Where more is known here,
+        // the wait is longer, unless it is for the end of a window.
+        let is_told =
+            rule.kind == Kind::FixedWindow || state.amount().is_within(rule.at(said.state, now).amount());
         let rank =
             if said.refused { Rank::Refused } else { Rank::after(&algorithm::peek(rule, state, 0, now)) };
         // Held here too: it counts where this process is left alone with it.
@@ -313,10 +319,10 @@ impl LocalTable {
         };
         slot.ledger = Ledger { told_by: said.generation, ..merged.ledger };
         if let Some(open) = open {
-            slot.reserve(open);
+            slot.reserve(open, now);
         }
         // A policy that blocks must see each refusal that may start its block.
-        slot.denied = said.refused && (rule.block == 0 || matches!(state, State::Blocked { .. }));
+        slot.denied = said.refused && is_told && (rule.block == 0 || matches!(state, State::Blocked { .. }));
     }
 
     /// What must be sent in front of an identity's next check on a connection,

@@ -1,9 +1,11 @@
 //! Several layers around one request, and several policies in one layer.
 
-use axum::{Router, routing};
+use axum::{Extension, Router, routing};
+use http::StatusCode;
 use tower::{Layer as _, ServiceExt as _};
 use tower_ratelimit::identity::{Constant, Header};
-use tower_ratelimit::middleware::{Missing, RateLimitLayerBuilder};
+use tower_ratelimit::middleware::{Missing, RateLimitLayerBuilder, Settlement};
+use tower_ratelimit::rules::Limit;
 use tower_ratelimit::{Key, Policy, Rate, RateLimitLayer, RateLimiter};
 
 use crate::harness::{Answer, Handler, Limited, Seen, ask, fixed, from, get, limiter, named, secs};
@@ -266,4 +268,50 @@ async fn a_policy_that_nobody_held_for_a_moment_has_its_counters_still() {
         assert_eq!(response.status(), expected, "{connection}");
     }
     assert_eq!(limiter.local_entries(), 1);
+}
+
+#[tokio::test]
+async fn what_a_handler_reports_is_charged_by_each_layer_around_it() {
+    let (limiter, ..) = limiter();
+    let of = |name| named(name, 100, secs(60)).reserve_for(secs(60));
+    let route = routing::get(async |Extension(tokens): Extension<Settlement>| tokens.report(12));
+    let app = Router::new().route("/", route).layer(layer(&limiter, of("user")));
+    let app = app.layer(layer(&limiter, of("tenant")));
+    assert_eq!(ask(&app, from("203.0.113.9")).await.status, 200);
+    for name in ["user", "tenant"] {
+        let policy = limiter.policy(of(name)).unwrap();
+        let key = Key::ip("203.0.113.9".parse().unwrap());
+        assert_eq!(limiter.peek(&policy, &key).await.used(), 12, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_tightest_policy_shows_after_another_one_has_got_its_place_back() {
+    let (limiter, ..) = limiter();
+    let failures =
+        Limit::new(named("failures", 100, secs(60))).cost(10).count_if_status([StatusCode::CONFLICT]);
+    let layer = RateLimitLayer::builder(limiter)
+        .limit(failures)
+        .limit(Limit::new(named("all", 96, secs(60))))
+        .build()
+        .unwrap();
+    let app = layer.layer(Handler::new());
+    assert_eq!(shown(&ask(&app, from("203.0.113.9")).await), (200, Some(96), Some(95)));
+}
+
+#[tokio::test]
+async fn a_shadow_policy_that_would_have_refused_counts_no_answer() {
+    let (limiter, ..) = limiter();
+    let policy = || named("failures", 2, secs(60)).shadow().reserve_for(secs(60));
+    let layer = RateLimitLayer::builder(limiter.clone())
+        .limit(Limit::new(policy()).count_if_status([StatusCode::OK]))
+        .build()
+        .unwrap();
+    let app = layer.layer(Handler::new());
+    for _ in 0..5 {
+        assert_eq!(ask(&app, from("203.0.113.9")).await.status, 200);
+    }
+    let key = Key::ip("203.0.113.9".parse().unwrap());
+    let seen = limiter.peek(&limiter.policy(policy()).unwrap(), &key).await;
+    assert_eq!(seen.used(), 2, "as it would be if it were enforced");
 }

@@ -21,9 +21,12 @@ use tower::ServiceExt;
 use tower_ratelimit::identity::{ClientIp, Extension as FromExtension};
 use tower_ratelimit::middleware::Settlement;
 use tower_ratelimit::rules::Limit;
-use tower_ratelimit::{Charge, Key, Policy, PolicyHandle, Rate, RateLimitLayer, RateLimiter};
+use tower_ratelimit::{Charge, Key, Policy, PolicyHandle, Rate, RateLimitLayer, RateLimiter, Source};
 
-use crate::setup::{Redis, bucket, client, eventually, fixed, hit_for, ms, request_from, sliding, who};
+use crate::setup::{
+    Redis, bucket, builder, client, connect, eventually, fixed, hit_for, ms, request_from, sliding, who,
+};
+use crate::support::{Mode, Proxy};
 
 type Of = fn(&str, u64, u64) -> Policy;
 
@@ -528,4 +531,25 @@ async fn a_login_waits_for_a_hanging_redis_once_and_not_again_for_its_settlement
         assert!(started.elapsed() < ms(10_000), "each failure counts once");
         tokio::time::sleep(ms(50)).await;
     }
+}
+
+#[tokio::test]
+async fn a_late_answer_holds_a_place_neither_twice_nor_after_it_was_settled() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.server.addr()).await;
+    let limiter = builder(proxy.url()).namespace(&redis.namespace).deadline(ms(150)).build().unwrap();
+    let tokens = limiter.policy(fixed("tokens", 100, 3_600_000).reserve_for(ms(60_000))).unwrap();
+    connect(&limiter).await;
+    let reserve = async |name| limiter.reserve([Charge::new(&tokens, who(name)).cost(40)]).await;
+    let _ = reserve("script").await;
+    proxy.set_mode(Mode::Delay(ms(200)));
+    let (open, settled) = tokio::join!(reserve("ann"), reserve("bob"));
+    assert_eq!(open.decision().source(), Source::Local);
+    assert_eq!(settled.decision().source(), Source::Local);
+    proxy.set_mode(Mode::Forward);
+    tokio::time::sleep(ms(200)).await;
+    proxy.set_mode(Mode::Reset);
+    eventually("Redis is gone", || !limiter.is_connected()).await;
+    assert_eq!(limiter.peek(&tokens, &who("ann")).await.used(), 40);
+    assert_eq!(settled.settle(10).await.unwrap().used(), 10);
 }

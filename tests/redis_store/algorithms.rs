@@ -402,3 +402,15 @@ async fn retry_after_is_the_truth_for_100_settings_of_each_algorithm() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_level_is_exact_when_the_window_of_a_bucket_has_changed() {
+    let redis = Redis::start();
+    let limiter = redis.limiter();
+    let policy = limiter.policy(bucket("bucket", 1, 60_000)).unwrap();
+    // Six times as much as in a sixth of the window: 246 units, of which one leaks
+    // in each millisecond. At a moment to come, so that none does meanwhile.
+    let key = policy.store_key(&who("ann"));
+    redis.server.command(&["SET", &key, "10000:41:9000000000000", "PX", "60000"]);
+    assert_eq!(limiter.peek(&policy, &who("ann")).await.reset_after(), ms(246));
+}

@@ -186,3 +186,27 @@ async fn requests_meet_the_rules_of_before_or_after_and_nothing_else() {
     let left = ruled.ask(ask("GET", "/")).await.remaining.unwrap();
     assert_eq!(left, 1_000_000 - 20_001, "each was counted once");
 }
+
+#[tokio::test]
+async fn a_block_that_was_lifted_stays_lifted_when_the_rules_change_again() {
+    let rules = |limit| RuleSet::new().otherwise(minute("http", limit).block_for(secs(300)));
+    let ruled = Ruled::by(rules(2));
+    assert_eq!(ruled.admits(|| ask("POST", "/")).await, 2);
+    ruled.live.plan(rules(4)).unwrap().apply().unwrap();
+    ruled.advance(secs(1));
+    // Before the client has come again.
+    ruled.live.plan(rules(3)).unwrap().apply().unwrap();
+    assert_eq!(ruled.admits(|| ask("POST", "/")).await, 3);
+    assert_eq!(ruled.ask(ask("POST", "/")).await.retry_after, Some(300), "by the rule that applies");
+}
+
+#[test]
+fn a_plan_says_that_counts_start_anew_under_the_key_of_a_policy_that_reserves() {
+    let login = || RuleSet::new().otherwise(minute("login", 5));
+    let failed = || RuleSet::new().otherwise(Limit::new(minute("login", 5)).count_if_status([]));
+    for (before, after) in [(login(), failed()), (failed(), login())] {
+        let plan = Ruled::by(before).live.plan(after).unwrap();
+        let step = plan.steps().find(|step| step.starts_with("login:")).unwrap().to_owned();
+        assert!(step.ends_with(", counts start anew"), "{step}");
+    }
+}

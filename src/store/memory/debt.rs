@@ -94,25 +94,33 @@ impl Slot {
     /// Answers with the rule that is in force for this replica's share.
     pub(super) fn bring_to(&mut self, rule: &Rule, share: Share, now: Millis) -> Rule {
         self.adopt_window(rule, now);
-        let State::Counting { mark, .. } = self.state else {
-            self.state = rule.at(self.state, now);
-            if self.state == State::Idle {
-                self.forget_window();
-            }
-            return share.of_rule(rule, 0);
-        };
-        self.ledger.age(rule, mark, now);
-        // What Redis said of a window that is over does not count.
-        let told = match (self.ledger.told, rule.at(self.state, now)) {
-            (Some(amount), State::Counting { mark, .. }) => rule.used(State::Counting { amount, mark }, now),
-            _ => 0,
-        };
-        let in_force = share.of_rule(rule, told);
-        self.state = in_force.at(self.state, now);
+        let in_force;
+        (in_force, self.state) = aged(self.state, &mut self.ledger, rule, share, now);
         if self.state == State::Idle {
             self.forget_window();
         }
         in_force
+    }
+
+    /// How long after `now`, to which the slot was brought, a cost is admitted that
+    /// is refused now. The limit in force falls with what Redis has told of, so
+    /// that it is looked for. `None` for one that this replica never admits.
+    pub(super) fn wait(&self, rule: &Rule, share: Share, cost: u64, now: Millis) -> Option<Millis> {
+        let admits = |wait: Millis| {
+            let then = now.saturating_add(wait);
+            let (in_force, state) = aged(self.state, &mut self.ledger.clone(), rule, share, then);
+            in_force.used(state, then).saturating_add(cost.max(1)) <= in_force.limit
+        };
+        let longest = share.of_rule(rule, 0).end(self.state)?.saturating_sub(now);
+        let (mut refused, mut admitted) = (0, longest.saturating_add(rule.window));
+        if !admits(admitted) {
+            return None;
+        }
+        while admitted - refused > 1 {
+            let middle = refused + (admitted - refused) / 2;
+            if admits(middle) { admitted = middle } else { refused = middle }
+        }
+        Some(admitted)
     }
 
     /// As in Redis, a window that was longer before is cut to the present one,
@@ -148,8 +156,11 @@ impl Slot {
         sum
     }
 
-    pub(super) fn reserve(&mut self, open: Open) {
-        self.open.get_or_insert_default().push(open);
+    pub(super) fn reserve(&mut self, open: Open, now: Millis) {
+        let held = self.open.get_or_insert_default();
+        // Here, for while Redis answers nothing else looks at them.
+        held.retain(|held| now < held.lapses);
+        held.push(open);
     }
 
     /// Redis has given back what it had told of.
@@ -237,6 +248,32 @@ impl Slot {
     }
 }
 
+/// What is left at `now` of a state and of what is known of it, and the rule that
+/// is in force then for this replica's share.
+fn aged(state: State, ledger: &mut Ledger, rule: &Rule, share: Share, now: Millis) -> (Rule, State) {
+    let State::Counting { amount: before, mark } = state else {
+        return (share.of_rule(rule, 0), rule.at(state, now));
+    };
+    let told_before = ledger.told.unwrap_or_default();
+    ledger.age(rule, mark, now);
+    // What Redis said of a window that is over does not count.
+    let told = match (ledger.told, rule.at(state, now)) {
+        (Some(amount), State::Counting { mark, .. }) => rule.used(State::Counting { amount, mark }, now),
+        _ => 0,
+    };
+    let in_force = share.of_rule(rule, told);
+    if in_force.kind == rule.kind {
+        return (in_force, in_force.at(state, now));
+    }
+    // What Redis has told of leaks as fast as there, and first; what this replica
+    // has added leaks with its share.
+    let gone = rule.end(State::Counting { amount: told_before, mark }).unwrap_or(mark).min(now);
+    let own = Amount::of(before.current.saturating_sub(told_before.current));
+    let own = in_force.at(State::Counting { amount: own, mark: gone }, now).amount();
+    let amount = ledger.told.unwrap_or_default().plus(own);
+    (in_force, rule.at(State::Counting { amount, mark: mark.max(now) }, now))
+}
+
 /// What is known of an identity when Redis answers, or then.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
@@ -260,6 +297,8 @@ impl Known {
             (_, state @ State::Counting { amount, .. }) => {
                 Self { state, ledger: Ledger { told: Some(amount), floor: amount, ..Ledger::default() } }
             }
+            // Asked before this process had charged what Redis is still to be told.
+            (State::Counting { .. }, State::Idle) if !self.ledger.is_even() => self,
             (_, State::Idle) => Self::default(),
         }
     }
@@ -288,6 +327,16 @@ impl Known {
             Kind::SlidingWindow if mark >= said_mark.saturating_add(half) => {
                 amount = rule.age(amount, Amount::default(), said_mark, said_mark).0;
                 said_mark = mark;
+            }
+            // An older answer that was longer under way leaks later here. What is
+            // less than a token is no charge.
+            Kind::TokenBucket { .. }
+                if said.refused
+                    && ledger.is_even()
+                    && ledger.floor.current.saturating_sub(amount.current) < rule.window =>
+            {
+                let state = State::Counting { amount, mark: said_mark };
+                return Self { state, ledger: Ledger { told: Some(amount), floor: amount, ..*ledger } };
             }
             _ => {}
         }

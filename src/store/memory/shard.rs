@@ -9,7 +9,7 @@ use slab::Slab;
 
 use super::debt::{Ledger, Open, Slot};
 use super::{Asked, Charged, LocalTable, Share};
-use crate::algorithm::{Act, Amount, Line, State};
+use crate::algorithm::{Act, Amount, Kind, Line, State};
 use crate::clock::Millis;
 use crate::decision::{Outcome, Refusal};
 
@@ -122,6 +122,26 @@ impl Shard {
         Line { rule, cost, act, state: slot.state, open: slot.open_at(now) }
     }
 
+    /// The outcome with the wait that is true for a replica's share of what Redis
+    /// has told of.
+    pub(super) fn with_wait(
+        &self,
+        position: Option<usize>,
+        asked: &Asked<'_>,
+        share: Share,
+        outcome: Outcome,
+        now: Millis,
+    ) -> Outcome {
+        let is_share = share != Share::WHOLE && asked.rule.kind != Kind::FixedWindow;
+        match position {
+            Some(position) if is_share && outcome.refusal == Some(Refusal::Limit) => {
+                let wait = self.slots[position].wait(&asked.rule, share, asked.cost, now);
+                Outcome { retry_after_ms: wait.or(outcome.retry_after_ms), ..outcome }
+            }
+            _ => outcome,
+        }
+    }
+
     /// Stores a state after a check. Answers whether there was room for it.
     pub(super) fn keep(
         &mut self,
@@ -135,7 +155,7 @@ impl Shard {
             Stored::In(slot) => {
                 slot.charged(change.before, charged);
                 if let Some(open) = change.open {
-                    slot.reserve(open);
+                    slot.reserve(open, change.now);
                 }
                 if charged != Charged::Here {
                     table.remember_debts();

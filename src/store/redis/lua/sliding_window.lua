@@ -2,16 +2,6 @@
 -- sub-windows are as long as the window and counted from 1970. It expires when
 -- neither count weighs any more.
 
--- previous x left / window, rounded down. The product does not fit, so it is
--- split: first by whole windows, then the remainder by 2^17.
-local function weighed(previous, left, window)
-  local whole, rest = quotient(previous, window), math.fmod(previous, window)
-  local high, low = quotient(rest, 131072), math.fmod(rest, 131072)
-  local share = high * left
-  return whole * left + quotient(share, window) * 131072
-    + quotient(math.fmod(share, window) * 131072 + low * left, window)
-end
-
 algorithms.s = {
   read = function(rule, state, value)
     local window = rule.window
@@ -38,7 +28,8 @@ algorithms.s = {
   end,
 
   used = function(rule, state)
-    return weighed(state.previous, state.left, rule.window) + state.current
+    local weighed = scaled(state.previous, state.left, rule.window)
+    return weighed + state.current
   end,
 
   weight = function(_, cost) return cost end,

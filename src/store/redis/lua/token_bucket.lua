@@ -17,7 +17,8 @@ algorithms.b = {
     end
     if window ~= rule.window then
       -- As many tokens of the window that it is now.
-      level = math.min(math.ceil(level / window * rule.window), MAX_EXACT)
+      local tokens, more = scaled(level, rule.window, window)
+      level = math.min(tokens + (more and 1 or 0), MAX_EXACT)
     end
     -- If the clock went back, the bucket has not.
     state.at = math.max(at, now())

@@ -17,6 +17,17 @@ local function quotient(a, b) return (a - math.fmod(a, b)) / b end
 
 local function quotient_up(a, b) return quotient(a, b) + (math.fmod(a, b) > 0 and 1 or 0) end
 
+-- a x b / c, rounded down, and whether something is left. The product does not
+-- fit, so it is split: first by whole c, then the remainder by 2^17. b and c are
+-- windows.
+local function scaled(a, b, c)
+  local whole, rest = quotient(a, c), math.fmod(a, c)
+  local high, low = quotient(rest, 131072), math.fmod(rest, 131072)
+  local share = high * b
+  local tail = math.fmod(share, c) * 131072 + low * b
+  return whole * b + quotient(share, c) * 131072 + quotient(tail, c), math.fmod(tail, c) > 0
+end
+
 local time
 local function now()
   if not time then
