@@ -53,7 +53,7 @@ pub(crate) fn app(limits: Limits, exporter: PrometheusHandle, cors_origins: Opti
         .route("/api/exports", any(api))
         .with_state(shared)
         .route_service(GREETER, GreeterServer::new(Greeter))
-        .merge(llm_tokens::routes().layer(tokens))
+        .merge(llm_tokens::routes(tokens))
         .layer(layer)
         // Outside the limiter: its rules ask who calls.
         .layer(from_fn(callers::authenticate))
