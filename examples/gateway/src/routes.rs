@@ -61,7 +61,7 @@ pub(crate) fn app(
         .route("/api/exports", any(api))
         .with_state(shared)
         .route_service(GREETER, GreeterServer::new(Greeter))
-        .merge(llm_tokens::routes().layer(tokens))
+        .merge(llm_tokens::routes(tokens))
         .layer(layer)
         // Behind that layer no more: it has its own.
         .route_service(MCP, mcp.layer(mcp_server::http_service_for_any_host(mcp_ended)))

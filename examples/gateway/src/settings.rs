@@ -86,7 +86,9 @@ fn listen() -> Result<SocketAddr, SettingsError> {
 
 fn tokens() -> Result<u64, SettingsError> {
     let Some(text) = LimitSettings::variable("TOKENS_RATE_LIMIT_MAX")? else { return Ok(1000) };
-    let number = text.parse().ok().filter(|tokens| *tokens <= MAX_LIMIT);
+    // `parse` alone takes a sign as well.
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|tokens| digits && *tokens <= MAX_LIMIT);
     number.ok_or_else(|| {
         SettingsError::new("TOKENS_RATE_LIMIT_MAX", format!("a whole number up to {MAX_LIMIT}"))
             .with_value(&text)

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::JsonRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
@@ -33,16 +34,28 @@ pub const LONGEST_ANSWER: Duration = Duration::from_secs(60);
 pub fn app(limiter: RateLimiter) -> Result<Router, BuildError> {
     let tokens = Policy::token_bucket("tokens", Rate::per_minute(100)).reserve_for(LONGEST_ANSWER);
     let layer = RateLimitLayer::builder(limiter).limit(Limit::new(tokens).cost(ESTIMATE)).build()?;
-    Ok(routes().layer(layer))
+    Ok(routes(layer))
 }
 
-/// `POST /v1/complete` with `{"prompt":"..","max_tokens":12}`, to be limited by a
-/// policy that reserves.
-pub fn routes() -> Router {
-    Router::new().route("/v1/complete", post(complete))
+/// `POST /v1/complete` with `{"prompt":"..","max_tokens":12}`, limited by a layer
+/// whose policy reserves.
+///
+/// Only this method is: on the whole router the layer would hold an estimate for
+/// each 404 and 405 as well, which nobody settles.
+pub fn routes(tokens: RateLimitLayer) -> Router {
+    Router::new().route("/v1/complete", post(complete).route_layer(tokens))
 }
 
-async fn complete(Extension(tokens): Extension<Settlement>, Json(prompt): Json<Value>) -> Response {
+async fn complete(
+    Extension(tokens): Extension<Settlement>,
+    prompt: Result<Json<Value>, JsonRejection>,
+) -> Response {
+    // What ends before the first word costs nothing, and holds nothing.
+    tokens.report(0);
+    let Json(prompt) = match prompt {
+        Ok(prompt) => prompt,
+        Err(unreadable) => return unreadable.into_response(),
+    };
     let words = prompt["max_tokens"].as_u64().unwrap_or(ESTIMATE);
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(generate(words, sender, tokens));

@@ -20,6 +20,10 @@ fn a_wrong_setting_stops_it_with_its_name_and_what_it_accepts() {
             &[("RATE_LIMIT_WINDOW_MS", "1m")],
             "RATE_LIMIT_WINDOW_MS: \"1m\" is not accepted: a whole number of",
         ),
+        (
+            &[("TOKENS_RATE_LIMIT_MAX", "+5")],
+            "TOKENS_RATE_LIMIT_MAX: \"+5\" is not accepted: a whole number up to",
+        ),
         (&[("RATE_LIMIT_DEADLINE_MS", "0")], "RATE_LIMIT_DEADLINE_MS: \"0\" is not accepted: a whole number"),
         (&[("RATE_LIMIT_FALLBACK_SHARE", "2")], "RATE_LIMIT_FALLBACK_SHARE: \"2\" is not accepted: a share"),
         (

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, eventually};
 use crate::http::Client;
 use crate::support::RedisServer;
 
@@ -93,4 +93,32 @@ fn workspaces_users_and_addresses_have_tokens_of_their_own() {
 fn a_number_of_tokens_that_cannot_be_read_is_told() {
     let said = Gateway::start_in_vain(&[("TOKENS_RATE_LIMIT_MAX", "many")]);
     assert!(said.contains("TOKENS_RATE_LIMIT_MAX") && said.contains("many"), "{said}");
+}
+
+#[test]
+fn what_is_no_call_of_the_model_holds_no_tokens() {
+    let redis = RedisServer::start();
+    // One estimate of 40 is all there is.
+    let gateway = Gateway::start(&[
+        ("REDIS_URL", &redis.url()),
+        ("TOKENS_RATE_LIMIT_MAX", "40"),
+        ("RATE_LIMIT_DEADLINE_MS", "5000"),
+    ]);
+    let nothing_is_held = || redis.pttl("tokens:rl:{acme.ann}:=open") == -2;
+    for (path, status) in [("/nothing/here", 404), ("/nothing/here", 404), ("/v1/complete", 405)] {
+        let answer = gateway.get_with(path, &[ANN]);
+        assert_eq!((answer.status, answer.number("x-ratelimit-limit")), (status, 100), "{path}");
+    }
+    assert!(nothing_is_held(), "they are counted by address alone");
+    for _ in 0..2 {
+        let mut client = gateway.connect();
+        assert_eq!(client.post("/v1/complete", &[ANN], "{").status, 400);
+        eventually("nothing is held for it", nothing_is_held);
+    }
+    // Gone before the first word.
+    let mut client = gateway.connect();
+    client.send_post("/v1/complete", &[ANN], r#"{"max_tokens":1000}"#);
+    assert_eq!(client.head(), 200);
+    drop(client);
+    eventually("nothing is held for it", nothing_is_held);
 }
