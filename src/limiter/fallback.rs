@@ -65,9 +65,6 @@ pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
     // Whether it was executed is known only where the server has said no.
     let is_unknown = matches!(error.kind(), StoreErrorKind::Timeout | StoreErrorKind::Io);
     let charged = if is_unknown { Charged::Unknown } else { Charged::Unsent };
-    if is_unknown {
-        inner.unknown.remember(&charges);
-    }
     let decision = inner.fall_back(&charges, &error, charged);
     if error.kind() == StoreErrorKind::Timeout {
         let superseded = store.superseded(&turn);
@@ -196,6 +193,7 @@ impl Inner {
             let policy = charge.policy.policy().name();
             self.observers.tell(|observer| observer.fell_back(policy, error.kind()));
         }
+        self.unknown.remember(charges, charged);
         let choice = |charge: &Charge| match charge.act {
             Act::Charge | Act::Reserve => charge.policy.policy().store_failure(),
             // What has happened is counted, whatever was to become of the next.

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::{Backend, Charge, Charges, Inner, PolicyHandle, fallback};
 use crate::algorithm::{Act, Rule, State};
-use crate::store::memory::{Asked, Debtor, PolicyId, Said};
+use crate::store::memory::{Asked, Charged, Debtor, PolicyId, Said};
 use crate::store::redis::{self, Before, RedisStore, Tag};
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -59,9 +59,9 @@ pub(super) async fn pay_while_connected(inner: Weak<Inner>) {
     }
 }
 
-/// Reservations whose outcome is unknown. This process holds the places itself,
-/// and settles them; Redis, if it has made them, would hold them until they
-/// lapse, and refuse others for them.
+/// Reservations that Redis may hold without need: of unknown outcome, or settled
+/// while it was gone. This process has taken them over; Redis would hold them
+/// until they lapse, and refuse others for them.
 #[derive(Default)]
 pub(super) struct Unknown(Mutex<Vec<Charge>>);
 
@@ -69,10 +69,14 @@ impl Unknown {
     /// More than this many lapse by themselves.
     const MOST: usize = 4096;
 
-    pub(super) fn remember(&self, charges: &Charges) {
+    pub(super) fn remember(&self, charges: &[Charge], charged: Charged) {
+        let mut released = charges.iter().filter_map(|charge| charge.released(charged)).peekable();
+        if released.peek().is_none() {
+            return;
+        }
         let mut unknown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let room = Self::MOST.saturating_sub(unknown.len());
-        unknown.extend(charges.iter().filter_map(Charge::released).take(room));
+        unknown.extend(released.take(room));
     }
 
     fn take(&self) -> Vec<Charge> {

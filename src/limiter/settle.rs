@@ -197,10 +197,16 @@ impl Charge {
         self.reservation.is_some()
     }
 
-    /// What ends its reservation and charges nothing for it.
+    /// What ends its reservation in Redis and charges nothing for it, where Redis
+    /// may hold one that this process has settled, or settles, by itself.
     #[cfg(feature = "redis")]
-    pub(super) fn released(&self) -> Option<Self> {
-        (self.act == Act::Reserve).then(|| Self { act: Act::Settle, cost: 0, ..self.clone() })
+    pub(super) fn released(&self, charged: Charged) -> Option<Self> {
+        let is_held = match self.act {
+            Act::Reserve => charged == Charged::Unknown,
+            Act::Settle => true,
+            Act::Charge | Act::Refund { .. } => false,
+        };
+        (is_held && self.is_reserved()).then(|| Self { act: Act::Settle, cost: 0, ..self.clone() })
     }
 
     /// How much of it is held open.

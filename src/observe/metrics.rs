@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use metrics::{
@@ -11,7 +12,7 @@ use metrics::{
 
 use super::{Checked, Observer, Problem, Verdict};
 use crate::decision::{Refusal, Source};
-use crate::store::{Nodes, StoreErrorKind, StoreEvent};
+use crate::store::{Nodes, StoreError, StoreErrorKind, StoreEvent};
 
 /// Reports what a limiter does through the [`metrics`](https://docs.rs/metrics)
 /// facade, to whatever recorder the application has installed by the first
@@ -24,14 +25,14 @@ use crate::store::{Nodes, StoreErrorKind, StoreEvent};
 /// | `ratelimit_near_limit_total` | counter; policy | allowed with at least 80 % used |
 /// | `ratelimit_fallbacks_total` | counter; policy, reason | decisions without the store |
 /// | `ratelimit_deny_cache_hits_total` | counter; policy | refusals repeated without asking Redis |
-/// | `ratelimit_store_errors_total` | counter; reason | checks that the store could not decide |
+/// | `ratelimit_store_errors_total` | counter; reason | checks that the store could not decide, and connections that were lost or not made |
 /// | `ratelimit_store_connected` | gauge | 1 or 0; of a cluster the part of its masters |
 /// | `ratelimit_store_duration_seconds` | histogram | from asking the store to its answer |
 /// | `ratelimit_local_entries` | gauge | identities in the local table |
 /// | `ratelimit_local_overflow` | gauge | checks that found the local table full of refused identities |
 /// | `ratelimit_untrusted_forwarded_total` | counter | forwarding headers from untrusted peers |
 /// | `ratelimit_odd_addresses_total` | counter; reason | requests whose address was odd: no peer, past the CDN, unreadable, ... |
-/// | `ratelimit_misconfigured` | gauge; problem | 1 while it lasts |
+/// | `ratelimit_misconfigured` | gauge; problem | 1 while it lasts; `store` for what Redis refuses until somebody mends it |
 /// | `ratelimit_rules_info` | gauge; digest | 1 for the [rules](crate::rules) that apply, 0 for those before |
 ///
 /// No label holds an identity, so the number of series does not grow with the
@@ -105,13 +106,22 @@ impl Observer for Metrics {
                 nodes.learn(event);
                 let (connected, all) = nodes.connected();
                 metrics.connected.set(as_f64(connected) / as_f64(all.max(1)));
+                drop(nodes);
+                match event {
+                    StoreEvent::Lost { error, .. } => {
+                        count_error(error);
+                        metrics.misconfigured(error.kind().is_misconfiguration());
+                    }
+                    _ => metrics.misconfigured(false),
+                }
             }
             // Counted with the check that failed.
-            StoreEvent::Misconfigured { .. } => {}
-            StoreEvent::Answered { latency } => metrics.duration.record(*latency),
-            StoreEvent::Failed { error, .. } => {
-                counter!("ratelimit_store_errors_total", "reason" => error.kind().as_str()).increment(1);
+            StoreEvent::Misconfigured { .. } => metrics.misconfigured(true),
+            StoreEvent::Answered { latency } => {
+                metrics.duration.record(*latency);
+                metrics.misconfigured(false);
             }
+            StoreEvent::Failed { error, .. } => count_error(error),
         }
     }
 
@@ -227,15 +237,32 @@ impl PolicyMetrics {
     }
 }
 
+fn count_error(error: &StoreError) {
+    counter!("ratelimit_store_errors_total", "reason" => error.kind().as_str()).increment(1);
+}
+
 struct StoreMetrics {
     nodes: Mutex<Nodes>,
     connected: Gauge,
     duration: Histogram,
+    wrong: AtomicBool,
 }
 
 impl StoreMetrics {
+    /// Somebody must mend something at the store, or has. Told when it changes: a
+    /// limiter that was never wrong has no such series.
+    fn misconfigured(&self, is_wrong: bool) {
+        if self.wrong.swap(is_wrong, Ordering::Relaxed) != is_wrong {
+            let gauge = gauge!("ratelimit_misconfigured", "problem" => "store");
+            gauge.set(if is_wrong { 1.0 } else { 0.0 });
+        }
+    }
+
     fn register() -> Self {
-        describe_counter!("ratelimit_store_errors_total", "Checks that the store could not decide.");
+        describe_counter!(
+            "ratelimit_store_errors_total",
+            "Checks that the store could not decide, and losses."
+        );
         describe_gauge!("ratelimit_store_connected", "Whether the store is connected.");
         describe_histogram!(
             "ratelimit_store_duration_seconds",
@@ -246,6 +273,7 @@ impl StoreMetrics {
             nodes: Mutex::default(),
             connected: gauge!("ratelimit_store_connected"),
             duration: histogram!("ratelimit_store_duration_seconds"),
+            wrong: AtomicBool::new(false),
         }
     }
 }

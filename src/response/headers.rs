@@ -159,14 +159,18 @@ impl Decision {
 /// Whether what the inner service has said leaves less than this decision, or
 /// cannot be compared.
 fn is_tighter(headers: &HeaderMap, decision: &Decision) -> bool {
+    // A refusal of an inner limiter is what the client must know, whatever it leaves
+    // for a smaller cost. All of ours but the one without a wait say so.
+    if headers.contains_key(RETRY_AFTER) {
+        return true;
+    }
     // Of several lines nobody knows which one the client reads: the least counts.
     let said = |name| {
         let number = |value: &HeaderValue| -> Option<u64> { value.to_str().ok()?.trim().parse().ok() };
         headers.get_all(name).iter().map(number).min()
     };
     match (said(&REMAINING), said(&LIMIT)) {
-        // A refusal without numbers: ours would speak against it.
-        (None, None) => headers.contains_key(RESET) || headers.contains_key(RETRY_AFTER),
+        (None, None) => headers.contains_key(RESET),
         (Some(Some(remaining)), _) => decision.remaining() >= remaining,
         (None, Some(Some(limit))) => decision.limit() >= limit,
         (Some(None), _) | (None, Some(None)) => true,

@@ -407,7 +407,9 @@ impl LocalTable {
     pub(crate) fn denial(&self, asked: &Asked<'_>, now: Millis) -> Option<Outcome> {
         let (hash, mut shard) = self.lock(asked);
         let position = shard.position(hash, asked)?;
-        if !shard.slots[position].denied || !asked.act.asks() {
+        let slot = &shard.slots[position];
+        // What was refused under another window, Redis may now admit sooner.
+        if !slot.denied || !asked.act.asks() || slot.window != asked.rule.window {
             return None;
         }
         let line = shard.line(Some(position), None, asked, Share::WHOLE, now);

@@ -1,5 +1,6 @@
 //! Several layers around one request, and several policies in one layer.
 
+use axum::body::Body;
 use axum::{Extension, Router, routing};
 use http::StatusCode;
 use tower::{Layer as _, ServiceExt as _};
@@ -314,4 +315,21 @@ async fn a_shadow_policy_that_would_have_refused_counts_no_answer() {
     let key = Key::ip("203.0.113.9".parse().unwrap());
     let seen = limiter.peek(&limiter.policy(policy()).unwrap(), &key).await;
     assert_eq!(seen.used(), 2, "as it would be if it were enforced");
+}
+
+#[tokio::test]
+async fn o_hdr_6_an_inner_refusal_is_shown_though_the_outer_layer_has_less_left() {
+    let (limiter, ..) = limiter();
+    let outer = layer(&limiter, named("outer", 3, secs(600)));
+    let inner = RateLimitLayer::builder(limiter.clone())
+        .limit(Limit::new(named("inner", 10, secs(60))).cost(8))
+        .build()
+        .unwrap();
+    let app = outer.layer(inner.layer(Handler::new()));
+    assert_eq!(ask(&app, from("203.0.113.9")).await.status, 200);
+    // One is left outside, two inside, where eight are asked for.
+    let refused = app.oneshot(from("203.0.113.9").body(Body::empty()).unwrap()).await.unwrap();
+    let shown = |name: &str| refused.headers()[name].to_str().unwrap().parse::<u64>().unwrap();
+    assert_eq!((refused.status().as_u16(), shown("x-ratelimit-limit")), (429, 10), "the policy that refuses");
+    assert_eq!((shown("x-ratelimit-remaining"), shown("retry-after")), (2, 60));
 }

@@ -89,9 +89,34 @@ fn redis_metrics_tell_answers_cached_refusals_errors_and_fallbacks() {
     assert_eq!(value("ratelimit_requests_total{outcome=limit,policy=http,source=deny_cache}"), 2.0);
     assert_eq!(value("ratelimit_deny_cache_hits_total{policy=http}"), 2.0);
     assert_eq!(value("ratelimit_store_duration_seconds{}"), 2.0, "asked and answered twice");
-    assert_eq!(value("ratelimit_store_errors_total{reason=io}"), 1.0);
+    // A check that it could not decide, and the connection that was lost.
+    assert_eq!(value("ratelimit_store_errors_total{reason=io}"), 2.0);
     assert_eq!(value("ratelimit_fallbacks_total{policy=http,reason=io}"), 1.0);
     assert!(value("ratelimit_fallbacks_total{policy=http,reason=disconnected}") >= 1.0);
+}
+
+#[test]
+fn o_rds_9_a_password_that_is_missing_is_a_problem_while_it_lasts_and_an_error_by_name() {
+    let recorded = Recorded::default();
+    recorded.during(|| {
+        runtime().block_on(async {
+            let server = RedisServer::start();
+            server.command(&["CONFIG", "SET", "requirepass", "s3cr3t"]);
+            let limiter =
+                RateLimiter::builder().redis(server.url()).observer(Metrics::new()).build().unwrap();
+            let layer = layer_of(limiter.clone(), Rate::per_minute(100));
+            let problem = "ratelimit_misconfigured{problem=store}";
+            send(&layer, from(client(1))).await;
+            assert_eq!(recorded.value(problem), Some(1.0));
+            assert!(recorded.value("ratelimit_store_errors_total{reason=auth}") >= Some(1.0));
+            server.command(&["CONFIG", "SET", "requirepass", ""]);
+            let started = std::time::Instant::now();
+            while recorded.value(problem) != Some(0.0) {
+                assert!(started.elapsed() < Duration::from_secs(10));
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+    });
 }
 
 #[test]

@@ -553,3 +553,23 @@ async fn a_late_answer_holds_a_place_neither_twice_nor_after_it_was_settled() {
     assert_eq!(limiter.peek(&tokens, &who("ann")).await.used(), 40);
     assert_eq!(settled.settle(10).await.unwrap().used(), 10);
 }
+
+#[tokio::test]
+async fn what_was_settled_in_an_outage_holds_no_place_when_redis_is_back_with_its_data() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.server.addr()).await;
+    let limiter = builder(proxy.url()).namespace(&redis.namespace).build().unwrap();
+    let tokens = limiter.policy(fixed("tokens", 100, 3_600_000).reserve_for(ms(60_000))).unwrap();
+    let reserved = limiter.reserve([Charge::new(&tokens, who("ann")).cost(40)]).await;
+    proxy.set_mode(Mode::Reset);
+    eventually("Redis is gone", || !limiter.is_connected()).await;
+    assert_eq!(reserved.settle(10).await.unwrap().used(), 10);
+    proxy.set_mode(Mode::Forward);
+    eventually("the limiter is back on Redis", || limiter.is_connected()).await;
+    // After a healthy second.
+    let started = Instant::now();
+    while limiter.peek(&tokens, &who("ann")).await.used() != 10 {
+        assert!(started.elapsed() < ms(10_000), "the place is held for a minute");
+        tokio::time::sleep(ms(50)).await;
+    }
+}
