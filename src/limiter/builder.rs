@@ -1,6 +1,8 @@
 //! How a limiter is set up, and what is refused then.
 
 use std::fmt;
+#[cfg(feature = "redis")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use crate::store::memory::{LocalTable, Share};
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisStore, Target, TargetError};
 #[cfg(feature = "redis")]
-use crate::store::{HealthRecord, StoreEvent};
+use crate::store::{HealthRecord, StoreErrorKind, StoreEvent};
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 const DEFAULT_CAPACITY: usize = 250_000;
@@ -320,9 +322,17 @@ fn connected(
 ) -> Result<(Backend, Arc<Registry>), BuildError> {
     let (told, home) = (observers.clone(), home.clone());
     let health = Arc::new(HealthRecord::new());
-    let learning = health.clone();
+    let closing = Arc::<AtomicBool>::default();
+    let (learning, ends) = (health.clone(), closing.clone());
     let tell = move |event: &StoreEvent<'_>| {
         learning.learn(event);
+        // At the end of the process the connection ends with its runtime. That is
+        // no loss, and an alarm at each deploy would be a false one.
+        let is_end =
+            matches!(event, StoreEvent::Lost { error, .. } if error.kind() == StoreErrorKind::Disconnected);
+        if is_end && ends.load(Ordering::Relaxed) {
+            return;
+        }
         told.tell(|observer| observer.store(event));
         if let (StoreEvent::Connected { .. }, Some(inner)) = (event, home.get()) {
             // On the task that has made the connection.
@@ -331,7 +341,7 @@ fn connected(
     };
     let store = RedisStore::new(target, &namespace, deadline, tell).map_err(|_| BuildError::RedisUrl)?;
     let registry = Registry::shared(&store.place(), namespace);
-    Ok((Backend::Redis { store: Arc::new(store), health }, registry))
+    Ok((Backend::Redis { store: Arc::new(store), health, closing }, registry))
 }
 
 impl fmt::Debug for RateLimiterBuilder {

@@ -15,6 +15,8 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -81,6 +83,8 @@ enum Backend {
     Redis {
         store: Arc<RedisStore>,
         health: Arc<HealthRecord>,
+        /// Set by `shutdown`.
+        closing: Arc<AtomicBool>,
     },
     #[cfg(feature = "test-util")]
     Scripted(crate::test_util::Script),
@@ -440,7 +444,8 @@ impl RateLimiter {
         }
     }
 
-    /// Sends to Redis what is left to reconcile, for the end of the process.
+    /// Sends to Redis what is left to reconcile, for the end of the process. That the
+    /// connection then ends is told nobody as a loss.
     /// Answers at once in memory, and when nothing is owed.
     ///
     /// # Errors
@@ -449,8 +454,9 @@ impl RateLimiter {
     /// on then do not know what this one has admitted while Redis was gone.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), StoreError> {
         #[cfg(feature = "redis")]
-        if let Backend::Redis { store, .. } = &self.0.backend {
+        if let Backend::Redis { store, closing, .. } = &self.0.backend {
             let paid = tokio::time::timeout(deadline, self.0.pay_what_is_left(store)).await;
+            closing.store(true, Ordering::Relaxed);
             return paid.unwrap_or_else(|_| Err(StoreError::new(crate::store::StoreErrorKind::Timeout)));
         }
         Ok(())

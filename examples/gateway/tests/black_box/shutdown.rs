@@ -39,3 +39,15 @@ fn sigterm_lets_a_request_under_way_finish() {
     assert_eq!((answer.status, answer.json()["source"].as_str()), (200, Some("redis")));
     assert!(gateway.wait().success());
 }
+
+#[test]
+fn the_end_of_a_healthy_gateway_is_no_loss() {
+    let redis = RedisServer::start();
+    let mut gateway = Gateway::start(&[("REDIS_URL", &redis.url()), ("RATE_LIMIT_DEADLINE_MS", "5000")]);
+    assert_eq!(gateway.get("/decision").json()["source"], "redis");
+    gateway.signal("TERM");
+    assert!(gateway.wait().success());
+    // What it has said last is read by a thread.
+    thread::sleep(Duration::from_millis(200));
+    assert!(!gateway.logs().contains("WARN"), "{}", gateway.logs());
+}
