@@ -221,6 +221,20 @@ impl KeyBuilder {
         self.end_part()
     }
 
+    /// Another key as a value of a kind of its own. An address keeps its text: its
+    /// colons cannot be taken for those between parts, as only an address has a
+    /// slash behind them.
+    pub(crate) fn scoped(mut self, kind: &str, inner: &Key) -> Self {
+        if !parses_as_address(inner.text.as_bytes()) {
+            return self.named(kind, inner.as_str());
+        }
+        self.separate();
+        self.push_kind(kind);
+        self.push("=");
+        self.push(&inner.text);
+        self.end_part()
+    }
+
     /// A value that must not be readable in the store: its SHA-256 digest, or
     /// its HMAC when the deployment has a secret. 128 bits are kept.
     pub fn secret(mut self, kind: &str, value: impl AsRef<[u8]>, secret: Option<&KeySecret>) -> Self {

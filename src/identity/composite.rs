@@ -260,7 +260,7 @@ impl<I: Identify> Identify for Scoped<I> {
         match self.inner.identify(head, Key::builder()) {
             Identified::Known(inner, notes) => {
                 let inner = inner.finish();
-                let key = key.named(&self.kind, inner.as_str());
+                let key = key.scoped(&self.kind, &inner);
                 let key = if inner.is_blockable() { key } else { key.never_blocked() };
                 Identified::Known(key, notes)
             }

@@ -361,6 +361,17 @@ fn parts() -> impl Strategy<Value = Part> {
     ]
 }
 
+#[test]
+fn a_scoped_address_keeps_its_text_and_nothing_else_has_it() {
+    let scoped = |ip: &str| Key::builder().scoped("global", &Key::ip(ip.parse().unwrap())).finish();
+    assert_eq!(scoped("203.0.113.9").as_str(), "global=203.0.113.9");
+    assert_eq!(scoped("2001:db8:1:2::9").as_str(), "global=2001:db8:1:2::/64");
+    let named = Key::builder().named("global", "2001:db8:1:2::/64").finish();
+    assert_eq!(named.as_str(), "global=2001%3Adb8%3A1%3A2%3A%3A/64");
+    let parts = Key::builder().named("global", "2001").principal("db8").principal("1").principal("2/64");
+    assert_eq!(parts.finish().as_str(), "global=2001:db8:1:2%2F64");
+}
+
 proptest! {
     #![proptest_config(crate::property::at_least(2_000))]
 

@@ -92,7 +92,7 @@ fn the_first_that_is_there_counts() {
 fn a_scope_makes_one_part_of_an_identity() {
     let address = Scoped::new("global", ClientIp::peer());
     for (peer, expected) in
-        [("203.0.113.9", "global=203.0.113.9"), ("2001:db8:1:2::9", "global=2001%3Adb8%3A1%3A2%3A%3A/64")]
+        [("203.0.113.9", "global=203.0.113.9"), ("2001:db8:1:2::9", "global=2001:db8:1:2::/64")]
     {
         assert_eq!(text(&address, &request(Some(peer), None)).as_deref(), Some(expected));
     }
