@@ -4,6 +4,8 @@
 #[cfg(feature = "redis")]
 mod apart;
 mod builder;
+mod charge;
+mod error;
 #[cfg(feature = "redis")]
 mod fallback;
 #[cfg(feature = "redis")]
@@ -22,20 +24,23 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 
-pub use self::builder::{BuildError, RateLimiterBuilder};
+pub use self::builder::RateLimiterBuilder;
+pub use self::charge::Charge;
+use self::charge::distinct;
+pub(crate) use self::charge::{Charges, Listing};
+pub use self::error::BuildError;
 pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
-use self::settle::Reservation;
 pub use self::settle::Reserved;
 pub(crate) use self::settle::Settling;
-use crate::algorithm::{Act, Rule};
+
 use crate::clock::{Clock, Millis};
 use crate::decision::{Decision, Source};
 use crate::key::Key;
 use crate::observe::{Checked, Observers, Problem, Problems, Verdict};
 use crate::policy::{MAX_POLICIES, Policy};
 use crate::store::StoreError;
-use crate::store::memory::{Answer, Asked, Charged, LocalTable, Share};
+use crate::store::memory::{Answer, Charged, LocalTable, Share};
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 #[cfg(feature = "redis")]
@@ -89,99 +94,6 @@ enum Backend {
     #[cfg(feature = "test-util")]
     Scripted(crate::test_util::Script),
 }
-
-/// What a check costs whom: one identity under one policy.
-#[derive(Clone, Debug)]
-#[must_use = "a charge does nothing until it is checked"]
-pub struct Charge {
-    policy: PolicyHandle,
-    key: Key,
-    cost: u64,
-    listing: Listing,
-    /// In place of the policy's.
-    limit: Option<u64>,
-    act: Act,
-    /// The one that is made or settled.
-    reservation: Option<Reservation>,
-}
-
-/// Whether a decision lists what each policy of the check made of it. A list
-/// costs an allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Listing {
-    Never,
-    OnRefusal,
-    Always,
-}
-
-impl Charge {
-    /// A charge of 1.
-    pub fn new(policy: &PolicyHandle, key: Key) -> Self {
-        Self {
-            policy: policy.clone(),
-            key,
-            cost: 1,
-            limit: None,
-            act: Act::Charge,
-            reservation: None,
-            listing: Listing::Never,
-        }
-    }
-
-    /// Another limit for this identity, on the same count: a plan, or a customer
-    /// who has twice as much. The burst of a bucket changes in proportion.
-    /// Anything above [`MAX_LIMIT`](crate::MAX_LIMIT) is that. Default: the
-    /// policy's.
-    pub fn limit(mut self, limit: u64) -> Self {
-        self.limit = Some(limit);
-        self
-    }
-
-    /// Another cost, in the units of the limit. 0 charges nothing and is
-    /// refused exactly when 1 would be; one above the limit is
-    /// [`Refusal::TooLarge`](crate::Refusal::TooLarge). Default: 1.
-    pub fn cost(mut self, cost: u64) -> Self {
-        self.cost = cost;
-        self
-    }
-
-    pub(crate) fn list(&mut self, listing: Listing) {
-        self.listing = listing;
-    }
-
-    pub(crate) fn policy(&self) -> &PolicyHandle {
-        &self.policy
-    }
-
-    pub(crate) fn key(&self) -> &Key {
-        &self.key
-    }
-
-    /// Whether both charge one identity under one policy.
-    pub(crate) fn is_for(&self, other: &Self) -> bool {
-        self.policy.id() == other.policy.id() && self.key.as_str() == other.key.as_str()
-    }
-
-    fn rule(&self) -> Rule {
-        let rule = self.policy.rule_for(&self.key);
-        self.limit.map_or(rule, |limit| rule.with_limit(limit))
-    }
-
-    fn asked(&self) -> Asked<'_> {
-        Asked {
-            policy: self.policy.id(),
-            key: self.key.as_str(),
-            first_len: self.key.first_len(),
-            rule: self.rule(),
-            cost: self.cost,
-            act: self.act,
-            reservation: self.reservation.map(|held| (held.id, self.policy.policy().reserve_ms())),
-        }
-    }
-}
-
-/// The charges of one check.
-pub(crate) type Charges = ArrayVec<Charge, MAX_POLICIES>;
 
 /// A check under way: decided already, or waiting for the store.
 pub(crate) enum Check {
@@ -615,18 +527,6 @@ impl fmt::Debug for RateLimiter {
         };
         debug.field("policies", &self.0.registry).finish_non_exhaustive()
     }
-}
-
-/// One charge for each identity and policy.
-fn distinct<const N: usize>(charges: [Charge; N]) -> Charges {
-    let mut distinct = Charges::new();
-    for charge in charges {
-        match distinct.iter_mut().find(|other| other.is_for(&charge)) {
-            Some(other) => other.cost = other.cost.saturating_add(charge.cost),
-            None => distinct.push(charge),
-        }
-    }
-    distinct
 }
 
 fn decision(charge: &Charge, answer: Answer, source: Source, at: Millis) -> Decision {
