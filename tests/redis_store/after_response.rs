@@ -451,15 +451,18 @@ async fn a_request_that_nobody_settles_lapses(limiter: RateLimiter, of: Of) {
 
 async fn settled_once_whatever_is_called_twice(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(60_000));
-    let completions = Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |tokens, _, _| {
-        Box::pin(async move {
-            tokens.report(90);
-            let clone = tokens.clone();
-            assert!(clone.settle(8));
-            assert!(!tokens.settle(8));
-            tokens.report(90);
-        })
-    });
+    let completions =
+        Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |tokens, chunks, _| {
+            Box::pin(async move {
+                tokens.report(90);
+                let clone = tokens.clone();
+                assert!(clone.settle(8));
+                assert!(!tokens.settle(8));
+                tokens.report(90);
+                // The body ends with it, and with the body what was reported is due.
+                drop(chunks);
+            })
+        });
     completions.ask().await.into_body().collect().await.unwrap();
     completions.until_used(8).await;
     tokio::time::sleep(ms(50)).await;
