@@ -46,7 +46,7 @@ impl Charge {
 /// One check by Redis; by this process if Redis does not answer in time.
 pub(super) async fn decide(inner: Arc<Inner>, charges: Charges) -> Decision {
     let Backend::Redis { store, .. } = &inner.backend else {
-        return inner.decide_locally(&charges, inner.clock.now());
+        return inner.decide_here(&charges);
     };
     // All in one slot, or a cluster would have been asked for each by itself.
     let turn = match store.turn(charges[0].tag()).await {

@@ -5,6 +5,7 @@
 mod apart;
 mod builder;
 mod charge;
+mod decide;
 mod error;
 #[cfg(feature = "redis")]
 mod fallback;
@@ -28,19 +29,22 @@ pub use self::builder::RateLimiterBuilder;
 pub use self::charge::Charge;
 use self::charge::distinct;
 pub(crate) use self::charge::{Charges, Listing};
+use self::decide::decision;
 pub use self::error::BuildError;
 pub use self::registry::PolicyHandle;
 use self::registry::{Registration, Registry};
 pub use self::settle::Reserved;
 pub(crate) use self::settle::Settling;
 
-use crate::clock::{Clock, Millis};
+use crate::clock::Clock;
 use crate::decision::{Decision, Source};
 use crate::key::Key;
-use crate::observe::{Checked, Observers, Problem, Problems, Verdict};
+use crate::observe::{Observers, Problem, Problems};
 use crate::policy::{MAX_POLICIES, Policy};
 use crate::store::StoreError;
-use crate::store::memory::{Answer, Charged, LocalTable, Share};
+#[cfg(feature = "redis")]
+use crate::store::memory::Charged;
+use crate::store::memory::{LocalTable, Share};
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 #[cfg(feature = "redis")]
@@ -412,7 +416,7 @@ impl RateLimiter {
         let now = inner.clock.now();
         inner.problems.look(now, &inner.observers);
         match &inner.backend {
-            Backend::Memory => Check::Ready(inner.decide_locally(charges, now)),
+            Backend::Memory => Check::Ready(inner.decide_here(charges)),
             #[cfg(feature = "redis")]
             Backend::Redis { store, .. } => {
                 if store.is_cluster() && !apart::share_a_slot(charges) {
@@ -436,85 +440,6 @@ impl RateLimiter {
     }
 }
 
-impl Inner {
-    /// In memory nothing is shared, so a process has all of a limit.
-    fn fallback_share(&self) -> Share {
-        match &self.backend {
-            Backend::Memory => Share::WHOLE,
-            _ => self.share,
-        }
-    }
-
-    fn decide_locally(&self, charges: &[Charge], now: Millis) -> Decision {
-        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
-        let answers = self.local.check(&asked, Share::WHOLE, Charged::Here, now);
-        self.conclude(charges, &answers, Source::Local)
-    }
-
-    fn settle_here(&self, charges: &[Charge]) -> Decision {
-        let asked: ArrayVec<_, MAX_POLICIES> = charges.iter().map(Charge::asked).collect();
-        let charged = if matches!(self.backend, Backend::Memory) { Charged::Here } else { Charged::Unsent };
-        let answers = self.local.check(&asked, self.fallback_share(), charged, self.clock.now());
-        self.conclude(charges, &answers, Source::Local)
-    }
-
-    /// Tells the observers, and picks the answer that matters to the client.
-    ///
-    /// There is at least one charge: `check` and the layer see to that.
-    fn conclude(&self, charges: &[Charge], answers: &[Answer], source: Source) -> Decision {
-        let refuses = |i: usize| charges[i].rule().enforced && answers[i].outcome.refusal.is_some();
-        let is_refused = (0..charges.len()).any(refuses);
-        let mut deciding = 0;
-        for i in 0..charges.len() {
-            self.tell(&charges[i], &answers[i], is_refused, source);
-            // A refusal decides before an allowance, an enforced policy before a shadow.
-            let rank = |i: usize| (refuses(i), charges[i].rule().enforced);
-            let weight = |i: usize| {
-                if is_refused { answers[i].outcome.wait() } else { answers[i].outcome.tightness() }
-            };
-            if (rank(i), weight(i)) > (rank(deciding), weight(deciding)) {
-                deciding = i;
-            }
-        }
-        let now = self.clock.now();
-        let decided = decision(&charges[deciding], answers[deciding], source, now);
-        let is_listed = match charges[deciding].listing {
-            Listing::Never => false,
-            Listing::OnRefusal => is_refused,
-            Listing::Always => true,
-        };
-        if charges.len() == 1 || !is_listed {
-            return decided;
-        }
-        let each = charges.iter().zip(answers).map(|(charge, answer)| decision(charge, *answer, source, now));
-        Decision { each: Some(each.collect()), ..decided }
-    }
-
-    fn tell(&self, charge: &Charge, answer: &Answer, check_refused: bool, source: Source) {
-        let verdict = match answer.outcome.refusal {
-            Some(_) if answer.outcome.block_started => Verdict::BlockStarted,
-            Some(refusal) => Verdict::Refused(refusal),
-            None if check_refused => Verdict::Spared,
-            None => Verdict::Allowed,
-        };
-        if !charge.act.asks() {
-            return;
-        }
-        self.observers.checked(&Checked {
-            policy: charge.policy.policy().name(),
-            key: &charge.key,
-            verdict,
-            limit: answer.limit,
-            used: answer.outcome.used,
-            retry_after: answer.outcome.retry_after_ms.map(Duration::from_millis),
-            source,
-            shadow: !charge.rule().enforced,
-            local_entries: self.local.entries(),
-            overflowed: self.local.overflowed(),
-        });
-    }
-}
-
 impl fmt::Debug for RateLimiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("RateLimiter");
@@ -526,20 +451,5 @@ impl fmt::Debug for RateLimiter {
             Backend::Scripted(_) => debug.field("store", &"script"),
         };
         debug.field("policies", &self.0.registry).finish_non_exhaustive()
-    }
-}
-
-fn decision(charge: &Charge, answer: Answer, source: Source, at: Millis) -> Decision {
-    let policy = charge.policy.policy();
-    Decision {
-        policy: policy.shared_name().clone(),
-        limit: answer.limit,
-        outcome: answer.outcome,
-        source,
-        shadow: policy.is_shadow(),
-        counted: true,
-        window_ms: policy.quota_window_ms(),
-        each: None,
-        at,
     }
 }

@@ -263,11 +263,6 @@ impl Registry {
     ) -> Result<Registration, PolicyError> {
         policy.check()?;
         let rule = Rule::of(policy);
-        let (suffix, kind) = match rule.kind {
-            Kind::FixedWindow => ("", String::new()),
-            Kind::SlidingWindow => (":=sliding", "-sliding".to_owned()),
-            Kind::TokenBucket { refill } => (":=bucket", format!("-bucket-{refill}")),
-        };
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Names { policies, paired: all_paired } = &mut *names;
         let goes = |known: &Weak<Registered>| {
@@ -290,21 +285,13 @@ impl Registry {
         let known = namesakes.iter().filter_map(Weak::upgrade).find(is_same);
         let conflict = !namesakes.is_empty() && known.is_none();
         let registered = known.unwrap_or_else(|| {
-            let name = policy.name();
-            let namespace = &self.namespace;
-            let prefix = if conflict {
-                // No name has a `~`. The rule, so that all replicas agree.
-                let mode = if rule.enforced { "" } else { "-shadow" };
-                format!("{namespace}{name}~{}-{}-{}{kind}{mode}:rl:", rule.limit, rule.window, rule.block)
-            } else {
-                format!("{namespace}{name}:rl:")
-            };
+            let (prefix, suffix) = self.around(policy.name(), conflict.then_some(&rule), rule.kind);
             let id = IDS.hash_one((&prefix, suffix));
             let registered = Arc::new(Registered {
                 policy: policy.clone(),
                 rule,
                 id,
-                namespace: namespace.clone(),
+                namespace: self.namespace.clone(),
                 prefix,
                 suffix,
                 paired: AtomicBool::new(paired),
@@ -320,5 +307,24 @@ impl Registry {
         let problem =
             if conflict { Some(Problem::PolicyConflict) } else { is_late.then_some(Problem::LatePairing) };
         Ok(Registration { handle: PolicyHandle(registered), problem })
+    }
+    /// What stands in front of an identity in a key and behind it. Of a policy that
+    /// shares its name by mistake the rule is part of it.
+    fn around(&self, name: &str, apart: Option<&Rule>, kind: Kind) -> (String, &'static str) {
+        let (suffix, algorithm) = match kind {
+            Kind::FixedWindow => ("", String::new()),
+            Kind::SlidingWindow => (":=sliding", "-sliding".to_owned()),
+            Kind::TokenBucket { refill } => (":=bucket", format!("-bucket-{refill}")),
+        };
+        let namespace = &self.namespace;
+        let prefix = match apart {
+            // No name has a `~`. The rule, so that all replicas agree.
+            Some(Rule { limit, window, block, enforced, .. }) => {
+                let mode = if *enforced { "" } else { "-shadow" };
+                format!("{namespace}{name}~{limit}-{window}-{block}{algorithm}{mode}:rl:")
+            }
+            None => format!("{namespace}{name}:rl:"),
+        };
+        (prefix, suffix)
     }
 }

@@ -128,7 +128,7 @@ impl RateLimiter {
         let charges = Charges::from_iter([Charge { act: Act::Refund { left }, ..charge.clone() }]);
         let was_redis = decision.source() == Source::Redis;
         if !was_redis && !self.can_ask_redis(charge) {
-            let _ = self.0.decide_locally(&charges, self.0.clock.now());
+            let _ = self.0.decide_here(&charges);
         } else if self.begin(&charges).await.source() != Source::Redis {
             // What Redis has charged is not given back by this process.
             return Err(StoreError::new(StoreErrorKind::Disconnected));
@@ -174,7 +174,7 @@ impl RateLimiter {
             return Settling::Done(None);
         }
         if admitted != Source::Redis {
-            return Settling::Done(Some(self.0.settle_here(&charges)));
+            return Settling::Done(Some(self.0.decide_here(&charges)));
         }
         match self.begin(&charges) {
             Check::Ready(decision) => Settling::Done(Some(decision)),

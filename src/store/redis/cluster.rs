@@ -19,8 +19,9 @@ use tokio::time::{Instant, timeout_at};
 
 use self::map::Map;
 pub(crate) use self::slot::Tag;
-use super::connection::{self, Events};
+use super::dial;
 use super::error;
+use super::news::Events;
 use super::node::{Common, Hop, Node};
 use super::script::Asking;
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
@@ -188,7 +189,7 @@ pub(super) fn asking(error: &RedisError) -> Option<Asking> {
 
 impl Shared {
     fn address(&self) -> String {
-        let mut addresses: Vec<_> = self.seeds.iter().map(|seed| connection::address(seed.addr())).collect();
+        let mut addresses: Vec<_> = self.seeds.iter().map(|seed| dial::address(seed.addr())).collect();
         addresses.sort_unstable();
         addresses.join(",")
     }
@@ -234,7 +235,7 @@ impl Shared {
             }
             _ => ConnectionAddr::Tcp(host.to_owned(), port),
         };
-        let address = connection::address(&addr);
+        let address = dial::address(&addr);
         if let Some(known) = nodes.iter().find(|node| node.link.address() == address) {
             return Ok(known.clone());
         }

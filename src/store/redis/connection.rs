@@ -10,41 +10,27 @@
 //! check. The task holds no strong reference while it waits, so it ends with the
 //! limiter.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use deadpool_redis::{Connection, Manager, Pool, PoolError, Runtime};
-use redis::aio::{MultiplexedConnection, SendError};
-use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ProtocolVersion, PushInfo, PushKind, RedisError,
-};
+use deadpool_redis::{Connection, Pool, PoolError};
+use redis::aio::MultiplexedConnection;
+use redis::{ConnectionInfo, ProtocolVersion, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+use super::backoff::{FIRST_BACKOFF, LAST_BACKOFF, Losses, jittered};
+use super::dial::{CONNECT_TIMEOUT, Dial, address};
 use super::error;
-use crate::store::{StoreError, StoreErrorKind, StoreEvent};
-
-/// An attempt to connect takes no longer than this.
-pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-
-pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(50);
-pub(super) const LAST_BACKOFF: Duration = Duration::from_secs(1);
-
-/// Losses within this time make the next return slower.
-const FLAPPING: Duration = Duration::from_secs(60);
-const FIRST_HOLD: Duration = Duration::from_millis(500);
-const LAST_HOLD: Duration = Duration::from_secs(10);
+use super::news::{Events, Item, News, Told};
+use crate::store::{StoreError, StoreErrorKind};
 
 /// A connection that misses this many deadlines in a row is dropped.
 pub(super) const MISSES: u32 = 3;
-
-/// What is told of the connection, to whom it concerns.
-pub(super) type Events = Arc<dyn Fn(&StoreEvent<'_>) + Send + Sync>;
 
 /// What must work on a new connection before checks use it.
 pub(super) trait Probe: Send + Sync + 'static {
@@ -135,7 +121,7 @@ impl<P: Probe> Link<P> {
             generations,
             told: Mutex::default(),
             complained: AtomicU64::new(0),
-            news: News { events, queue: Mutex::default(), telling: Mutex::default() },
+            news: News::new(events),
             probe,
         };
         Ok(Self { shared: Arc::new(shared), supervisor: Mutex::new(None) })
@@ -358,7 +344,7 @@ impl<P: Probe> Shared<P> {
 
     async fn dial(&self) -> Result<Connection, StoreError> {
         #[cfg(feature = "tls")]
-        if matches!(self.dial.target.addr(), ConnectionAddr::TcpTls { .. }) {
+        if matches!(self.dial.target.addr(), redis::ConnectionAddr::TcpTls { .. }) {
             super::tls::ensure_provider();
         }
         let pool = self.lock_pool().clone();
@@ -386,94 +372,6 @@ impl<P: Probe> Shared<P> {
         if matches!(error.kind(), StoreErrorKind::Io | StoreErrorKind::Tls | StoreErrorKind::Timeout) {
             self.lose(live.generation, &error);
         }
-    }
-}
-
-/// Tells what happens, in order and without a lock that an observer could meet:
-/// one that asks the limiter something may cause the next news itself.
-struct News {
-    events: Events,
-    queue: Mutex<VecDeque<Item>>,
-    /// Held by whoever is telling.
-    telling: Mutex<()>,
-}
-
-enum Item {
-    Connected,
-    Lost(StoreError),
-    Misconfigured(StoreError),
-}
-
-impl News {
-    fn queue(&self, item: Item) {
-        self.lock_queue().push_back(item);
-    }
-
-    /// Tells what is queued, unless somebody is at it: they tell this too.
-    fn tell(&self, address: &str) {
-        loop {
-            let Ok(telling) = self.telling.try_lock() else { return };
-            while let Some(item) = self.pop() {
-                (self.events)(&match &item {
-                    Item::Connected => StoreEvent::Connected { address },
-                    Item::Lost(error) => StoreEvent::Lost { address, error },
-                    Item::Misconfigured(error) => StoreEvent::Misconfigured { address, error },
-                });
-            }
-            drop(telling);
-            // Somebody may have queued after the last look and before the drop.
-            if self.lock_queue().is_empty() {
-                return;
-            }
-        }
-    }
-
-    fn pop(&self) -> Option<Item> {
-        self.lock_queue().pop_front()
-    }
-
-    fn lock_queue(&self) -> MutexGuard<'_, VecDeque<Item>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// How connections are made.
-struct Dial {
-    target: ConnectionInfo,
-    /// Told by the client when a connection is closed: without that, a dead one
-    /// that nobody uses would count as connected until the next check.
-    closed: Arc<Notify>,
-}
-
-impl Dial {
-    fn pool(&self, protocol: ProtocolVersion) -> Result<Pool, RedisError> {
-        // A server that is full or refuses this client says so once and closes.
-        // The client would ask for two more answers, which are about its own
-        // name, and report the end of the connection in place of the reason.
-        let settings = self.target.redis_settings().clone().set_protocol(protocol).set_skip_set_lib_name();
-        let mut config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            // Each check has the store's own deadline.
-            .set_response_timeout(None);
-        // The older protocol has no place for such news.
-        if protocol == ProtocolVersion::RESP3 {
-            let closed = self.closed.clone();
-            config = config.set_push_sender(move |push: PushInfo| {
-                if push.kind == PushKind::Disconnection {
-                    closed.notify_one();
-                }
-                Ok::<_, SendError>(())
-            });
-        }
-        let manager = Manager::new_with_config(self.target.clone().set_redis_settings(settings), config)?;
-        Pool::builder(manager)
-            .max_size(1)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(CONNECT_TIMEOUT))
-            .create_timeout(Some(CONNECT_TIMEOUT))
-            .recycle_timeout(Some(CONNECT_TIMEOUT))
-            .build()
-            .map_err(|_| RedisError::from((redis::ErrorKind::InvalidClientConfig, "the pool has no runtime")))
     }
 }
 
@@ -541,54 +439,5 @@ impl<P> Drop for OnRuntime<P> {
             drop(told);
             shared.news.tell(&shared.address);
         }
-    }
-}
-
-/// What the outside knows of the connection that is missing. An outage is told
-/// once; that it is somebody's mistake is worth a second line.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Told {
-    #[default]
-    Nothing,
-    Lost,
-    Misconfigured,
-}
-
-impl Told {
-    pub(super) fn of(error: &StoreError) -> Self {
-        if error.kind().is_misconfiguration() { Self::Misconfigured } else { Self::Lost }
-    }
-}
-
-/// The losses of the last minute.
-#[derive(Default)]
-struct Losses(VecDeque<Instant>);
-
-impl Losses {
-    /// Counts one more, and answers how long to leave the server in peace.
-    fn hold(&mut self) -> Duration {
-        let now = Instant::now();
-        self.0.retain(|&loss| now.duration_since(loss) < FLAPPING);
-        let before = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
-        self.0.push_back(now);
-        match before {
-            0 => Duration::ZERO,
-            n => FIRST_HOLD.saturating_mul(1 << (n - 1).min(8)).min(LAST_HOLD),
-        }
-    }
-}
-
-/// Between half and all of it, so that replicas do not return in step.
-pub(super) fn jittered(backoff: Duration) -> Duration {
-    backoff.mul_f64(0.5 + fastrand::f64() / 2.0)
-}
-
-pub(super) fn address(target: &ConnectionAddr) -> String {
-    match target {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            format!("{host}:{port}")
-        }
-        ConnectionAddr::Unix(path) => path.display().to_string(),
-        _ => String::from("redis"),
     }
 }

@@ -8,7 +8,8 @@ use redis::{ConnectionInfo, RedisError};
 
 use super::Scripts;
 use super::cluster::Home;
-use super::connection::{Events, Link, Live};
+use super::connection::{Link, Live};
+use super::news::Events;
 use super::probe::WriteProbe;
 use crate::store::StoreEvent;
 

@@ -15,11 +15,14 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
 use self::support::{RedisServer, Reply, RespClient};
+use super::check::{REPLIED, fill};
 use super::script::{CHECK, FIXED_CHARGES};
 use super::*;
 use crate::algorithm::vectors::{Player, play_all};
-use crate::algorithm::{self, Line, tests::*};
+use crate::algorithm::{self, Amount, Kind, Line, Rule, State, tests::*};
+use crate::clock::Millis;
 use crate::decision::Outcome;
+use crate::policy::MAX_LIMIT;
 
 const BLOCK: &str = "9100000000000000000";
 

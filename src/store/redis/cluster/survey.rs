@@ -16,10 +16,11 @@ use tokio::time::{sleep, timeout};
 
 use super::map::{Map, Range};
 use super::{Shared, State};
-use crate::store::redis::connection::{
-    CONNECT_TIMEOUT, FIRST_BACKOFF, LAST_BACKOFF, MISSES, Told, address, jittered,
-};
+use crate::store::redis::backoff::{FIRST_BACKOFF, LAST_BACKOFF, jittered};
+use crate::store::redis::connection::MISSES;
+use crate::store::redis::dial::{CONNECT_TIMEOUT, address};
 use crate::store::redis::error;
+use crate::store::redis::news::Told;
 use crate::store::redis::node::Node;
 use crate::store::{StoreError, StoreErrorKind, StoreEvent};
 
