@@ -1,11 +1,9 @@
 //! What counts only after the response: failed logins, and tokens of a stream.
 
 use std::borrow::Cow;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
@@ -13,9 +11,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Method, Request, Response, StatusCode};
 use axum::routing::post;
 use axum::{Extension, Router};
-use http_body::Frame;
 use http_body_util::BodyExt;
-use tokio::sync::{Barrier, Semaphore, mpsc};
+use http_body_util::channel::{Channel, Sender};
+use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 use tower_ratelimit::identity::{ClientIp, Extension as FromExtension};
@@ -282,7 +280,7 @@ struct Completions {
 }
 
 /// What the handler does: it gets the handle and the sender of its chunks.
-type Writer = fn(Settlement, mpsc::Sender<Bytes>, Arc<Semaphore>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+type Writer = fn(Settlement, Sender<Bytes>, Arc<Semaphore>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Completions {
     fn of(
@@ -293,9 +291,9 @@ impl Completions {
         writer: Writer,
     ) -> Self {
         let complete = async move |Extension(tokens): Extension<Settlement>| {
-            let (sender, receiver) = mpsc::channel::<Bytes>(1);
+            let (sender, body) = Channel::new(1);
             tokio::spawn(writer(tokens, sender, go_on.clone()));
-            Response::new(Body::new(Chunks(receiver)))
+            Response::new(Body::new(body))
         };
         let tokens = limiter.policy(policy.clone()).unwrap();
         let layer = RateLimitLayer::builder(limiter.clone())
@@ -327,28 +325,13 @@ impl Completions {
     }
 }
 
-/// A body of what a channel receives.
-struct Chunks(mpsc::Receiver<Bytes>);
-
-impl http_body::Body for Chunks {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(cx).map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
-    }
-}
-
 async fn o_llm_1_streamed_answers_never_charged(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(60_000));
     let completions =
-        Completions::of(limiter, policy, 1, Arc::new(Semaphore::new(0)), |tokens, chunks, _| {
+        Completions::of(limiter, policy, 1, Arc::new(Semaphore::new(0)), |tokens, mut chunks, _| {
             Box::pin(async move {
                 for _ in 0..5 {
-                    let _ = chunks.send(Bytes::from_static(b"word ")).await;
+                    let _ = chunks.send_data(Bytes::from_static(b"word ")).await;
                 }
                 tokens.report(60);
             })
@@ -366,10 +349,10 @@ async fn o_llm_1_streamed_answers_never_charged(limiter: RateLimiter, of: Of) {
 
 async fn o_llm_2_all_in_flight_requests_pass_the_zero_cost_check(limiter: RateLimiter, of: Of) {
     let (policy, go_on) = (of("tokens", 100, 3_600_000).reserve_for(ms(60_000)), Arc::new(Semaphore::new(0)));
-    let writer: Writer = |tokens, chunks, go_on| {
+    let writer: Writer = |tokens, mut chunks, go_on| {
         Box::pin(async move {
             go_on.acquire().await.unwrap().forget();
-            let _ = chunks.send(Bytes::from_static(b"word")).await;
+            let _ = chunks.send_data(Bytes::from_static(b"word")).await;
             tokens.report(4);
             tokens.report(6);
         })
@@ -394,14 +377,14 @@ async fn o_llm_2_all_in_flight_requests_pass_the_zero_cost_check(limiter: RateLi
 
 async fn o_llm_4_budget_runs_out_in_the_middle_of_a_stream(limiter: RateLimiter, of: Of) {
     let (policy, go_on) = (of("tokens", 30, 3_600_000).reserve_for(ms(60_000)), Arc::new(Semaphore::new(0)));
-    let writer: Writer = |tokens, chunks, go_on| {
+    let writer: Writer = |tokens, mut chunks, go_on| {
         Box::pin(async move {
             for i in 0..10 {
                 if i == 9 {
                     go_on.acquire().await.unwrap().forget();
                 }
                 tokens.report(10);
-                let _ = chunks.send(Bytes::from_static(b"word")).await;
+                let _ = chunks.send_data(Bytes::from_static(b"word")).await;
             }
         })
     };
@@ -419,11 +402,11 @@ async fn o_llm_4_budget_runs_out_in_the_middle_of_a_stream(limiter: RateLimiter,
 async fn a_stream_dropped_half_way_is_charged_for_what_was_reported(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(60_000));
     let completions =
-        Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |tokens, chunks, _| {
+        Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |tokens, mut chunks, _| {
             Box::pin(async move {
                 tokens.report(7);
                 for _ in 0..1_000 {
-                    if chunks.send(Bytes::from_static(b"word")).await.is_err() {
+                    if chunks.send_data(Bytes::from_static(b"word")).await.is_err() {
                         return;
                     }
                 }
@@ -438,11 +421,12 @@ async fn a_stream_dropped_half_way_is_charged_for_what_was_reported(limiter: Rat
 
 async fn a_request_that_nobody_settles_lapses(limiter: RateLimiter, of: Of) {
     let policy = of("tokens", 100, 3_600_000).reserve_for(ms(300));
-    let completions = Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |_, chunks, _| {
-        Box::pin(async move {
-            let _ = chunks.send(Bytes::from_static(b"word")).await;
-        })
-    });
+    let completions =
+        Completions::of(limiter, policy, 50, Arc::new(Semaphore::new(0)), |_, mut chunks, _| {
+            Box::pin(async move {
+                let _ = chunks.send_data(Bytes::from_static(b"word")).await;
+            })
+        });
     completions.ask().await.into_body().collect().await.unwrap();
     assert_eq!(completions.used().await, 50);
     tokio::time::sleep(ms(350)).await;
@@ -575,4 +559,20 @@ async fn what_was_settled_in_an_outage_holds_no_place_when_redis_is_back_with_it
         assert!(started.elapsed() < ms(10_000), "the place is held for a minute");
         tokio::time::sleep(ms(50)).await;
     }
+}
+
+#[tokio::test]
+async fn a_settlement_that_has_begun_goes_on_when_nobody_waits_for_it() {
+    let redis = Redis::start();
+    let proxy = Proxy::start(redis.server.addr()).await;
+    let limiter = builder(proxy.url()).namespace(&redis.namespace).build().unwrap();
+    let tokens = limiter.policy(fixed("tokens", 100, 3_600_000).reserve_for(ms(60_000))).unwrap();
+    let reserved = limiter.reserve([Charge::new(&tokens, who("ann")).cost(40)]).await;
+    proxy.set_mode(Mode::Delay(ms(100)));
+    let settling = tokio::time::timeout(ms(20), reserved.settle(10)).await;
+    assert!(settling.is_err(), "it was dropped while Redis was asked");
+    proxy.set_mode(Mode::Forward);
+    let key = tokens.store_key(&who("ann"));
+    eventually("Redis knows", || redis.server.get(&key).as_deref() == Some("10")).await;
+    assert_eq!(limiter.peek(&tokens, &who("ann")).await.used(), 10);
 }

@@ -1,9 +1,6 @@
 //! A budget of tokens, of which a request takes an estimate when it is admitted
 //! and what it has really cost when its stream has ended.
 
-use std::convert::Infallible;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -11,9 +8,8 @@ use axum::extract::rejection::JsonRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
-use http_body::Frame;
+use http_body_util::channel::{Channel, Sender};
 use serde_json::Value;
-use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tower_ratelimit::middleware::Settlement;
 use tower_ratelimit::rules::Limit;
@@ -57,35 +53,20 @@ async fn complete(
         Err(unreadable) => return unreadable.into_response(),
     };
     let words = prompt["max_tokens"].as_u64().unwrap_or(ESTIMATE);
-    let (sender, receiver) = mpsc::channel(1);
+    let (sender, body) = Channel::new(1);
     tokio::spawn(generate(words, sender, tokens));
-    Body::new(Words(receiver)).into_response()
+    Body::new(body).into_response()
 }
 
 /// Stands for the model. What it has made is reported word by word, so a client
 /// that hangs up pays for what it got, and the model stops.
-async fn generate(words: u64, sender: mpsc::Sender<Bytes>, tokens: Settlement) {
+async fn generate(words: u64, mut sender: Sender<Bytes>, tokens: Settlement) {
     for _ in 0..words {
         sleep(Duration::from_millis(10)).await;
-        if sender.send(Bytes::from_static(b"word ")).await.is_err() {
+        if sender.send_data(Bytes::from_static(b"word ")).await.is_err() {
             return;
         }
         tokens.report(1);
-    }
-}
-
-/// A body of what a channel receives.
-struct Words(mpsc::Receiver<Bytes>);
-
-impl http_body::Body for Words {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(cx).map(|word| word.map(|word| Ok(Frame::data(word))))
     }
 }
 
